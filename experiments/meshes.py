@@ -36,7 +36,7 @@ from jaxformer.models.mesh import AXES, make_mesh, to_host
 from jaxformer.models.parameters import parameter_count
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig, Processes
-from jaxformer.training.objectives import counted, summed_loss
+from jaxformer.training.objectives import CrossEntropy, summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch
 from jaxformer.training.processes import is_first, join
@@ -129,7 +129,7 @@ def trained(kind: str, mesh, steps: int):
 
     def loss(params, batch):
         one = jax.tree.map(lambda x: x[0], batch)
-        return summed_loss(model, params, one) / counted(one)
+        return summed_loss(model, params, one) / CrossEntropy().count(one)
 
     gradient = jax.tree.map(to_host, jax.jit(jax.grad(loss))(start.params, batch))
     losses, rates = [], Schedule(RECIPE, steps).rates()

@@ -19,7 +19,7 @@ from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 from jaxformer.training.config import MeshSizes, PairTraining, TrainingConfig
-from jaxformer.training.fine_tuning import (
+from jaxformer.training.presets import (
     check_head,
     check_same_model,
     check_tokenizer,

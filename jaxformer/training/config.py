@@ -6,7 +6,7 @@ import JAX, so that the command line starts quickly.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -47,12 +47,6 @@ def _check(
     value = getattr(config, name)
     if value is not None and not is_accepted(value):
         raise ValueError(f"{name} is {value}; it must be {accepted}")
-
-
-def _check_least(config: "OptimizerConfig | RunConfig", least: int, *names: str) -> None:
-    """Raises ValueError if a named field is below `least`; None passes."""
-    for name in names:
-        _check(config, name, lambda value: value >= least, f"at least {least}")
 
 
 class Inputs(NamedTuple):
@@ -122,7 +116,7 @@ class OptimizerConfig:
         """Checks the settings."""
         check_fields(self)
         check_positive(self, "learning_rate")
-        _check_least(self, 0, "warmup_steps")
+        check_at_least(0, self, "warmup_steps")
         _check(self, "final_fraction", lambda x: 0 <= x <= 1, "in [0, 1]")
         _check(self, "decay_fraction", lambda x: 0 < x <= 1, "in (0, 1]")
         check_fraction(self, "beta1", "beta2")
@@ -135,22 +129,7 @@ class OptimizerConfig:
     @property
     def peak(self) -> float:
         """The peak learning rate of these settings."""
-        rate = self.learning_rate
-        return LEARNING_RATES[self.optimizer] if rate is None else rate
-
-    def with_optimizer(self, name: str) -> "OptimizerConfig":
-        """Returns the settings for another optimizer.
-
-        If `learning_rate` is set, it is multiplied by the ratio of the optimizers' default learning
-        rates.
-
-        Args:
-            name: The name of the other optimizer.
-        """
-        if name == self.optimizer or self.learning_rate is None:
-            return replace(self, optimizer=name)
-        rate = self.learning_rate * LEARNING_RATES[name] / LEARNING_RATES[self.optimizer]
-        return replace(self, optimizer=name, learning_rate=float(f"{rate:.2g}"))
+        return self.learning_rate or LEARNING_RATES[self.optimizer]
 
 
 @dataclass(frozen=True)
@@ -195,8 +174,7 @@ class Processes:
 
     def __post_init__(self) -> None:
         """Checks the settings."""
-        if self.process_timeout < 1:
-            raise ValueError(f"process_timeout is {self.process_timeout}; it must be at least 1")
+        check_at_least(1, self, "process_timeout")
         given = (self.num_processes, self.process_id)
         if self.coordinator in (None, "auto"):
             if given != (None, None):
@@ -253,7 +231,8 @@ class RunConfig(Generic[Model]):
     def __post_init__(self) -> None:
         """Checks the settings."""
         check_fields(self)
-        _check_least(self, 1, "steps", "evaluate_every", "checkpoint_every", "keep_every")
+        check_at_least(1, self, "evaluate_every", "checkpoint_every", "keep_every")
+        _check(self, "steps", lambda x: x >= 1, "at least 1")
         if type(self.model) not in KINDS.values():
             raise ValueError(
                 f"model is {shown(self.model)}; it must be the config of a model, such as "
@@ -287,7 +266,7 @@ class TrainingConfig(RunConfig[Model]):
     def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
-        _check_least(self, 1, "accumulate")
+        check_at_least(1, self, "accumulate")
         check_fraction(self, "label_smoothing")
         _check(self, "held_out", lambda x: 0 < x <= 0.5, "in (0, 0.5]")
 
@@ -313,8 +292,8 @@ class TextTraining(TrainingConfig[Model]):
     def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
-        _check_least(self, 1, "batch_size", "evaluation_windows")
-        _check_least(self, 0, "sample_tokens")
+        check_at_least(1, self, "batch_size", "evaluation_windows")
+        check_at_least(0, self, "sample_tokens")
         if self.mesh is not None:
             parts = self.mesh.parts
             accepted = f"a multiple of data × fsdp × expert ({parts})"
@@ -369,7 +348,7 @@ class PairTraining(TrainingConfig[Model]):
     def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
-        _check_least(self, 1, "batch_tokens", "lengths", "evaluation_pairs")
+        check_at_least(1, self, "batch_tokens", "lengths", "evaluation_pairs")
         _check(self, "lengths", lambda x: x <= 8, "in 1 … 8")
         if self.bleu_tokenize is not None:
             from jaxformer.training.evaluate import bleu_metric
@@ -378,11 +357,9 @@ class PairTraining(TrainingConfig[Model]):
 
 
 # Fields that may change when a run is resumed: its length and its reports, not its computation.
-RESUMABLE = ("steps", "minutes", "evaluate_every", "evaluation_windows", "evaluation_pairs")
-RESUMABLE += ("bleu_tokenize",)
-RESUMABLE += ("mesh", "checkpoint_every", "keep", "keep_every", "sample_tokens", "trackers")
-RESUMABLE += ("profile", *Execution.__dataclass_fields__)
-
+RESUMABLE = ("steps", "minutes", "evaluate_every", "evaluation_windows", "evaluation_pairs", "mesh")
+RESUMABLE += ("bleu_tokenize", "checkpoint_every", "keep", "keep_every", "sample_tokens")
+RESUMABLE += ("trackers", "profile", *Execution.__dataclass_fields__)
 
 Section = Execution | OptimizerConfig | LoraConfig
 

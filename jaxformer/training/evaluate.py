@@ -1,7 +1,11 @@
-"""Scores of a model on text: loss, perplexity, bits per byte."""
+"""Scores of models on text, on hidden tokens and on pairs of sentences.
+
+Reference:
+    BLEU: Papineni et al. 2002. sacrebleu: Post 2018.
+"""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,11 +19,14 @@ from jaxformer.decoding.translate import translate_ids
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import Batch, Ids, OnScored, Rows, noop, num_targets
 from jaxformer.training.data.pairs import PairBatches
-from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches, in_batches
+from jaxformer.training.data.windows import EvaluationWindows
 from jaxformer.training.objectives import summed_correct, summed_loss
 
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
+
+
+_BatchSums = tuple[Float[Array, ""], Float[Array, ""]]  # (Σ loss, number of correct targets)
 
 
 class Evaluation(NamedTuple):
@@ -90,11 +97,9 @@ def evaluate(
 
 
 @lru_cache(maxsize=4)
-def _compiled(
-    model: LanguageModel, correct: bool
-) -> Callable[[Variables, Batch], tuple[Float[Array, ""], Float[Array, ""]]]:
+def _compiled(model: LanguageModel, correct: bool) -> Callable[[Variables, Batch], _BatchSums]:
     @jax.jit
-    def of_batch(variables: Variables, batch: Batch) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    def of_batch(variables: Variables, batch: Batch) -> _BatchSums:
         params = variables["params"]
         loss = summed_loss(model, params, batch)
         return loss, summed_correct(model, params, batch) if correct else jnp.float32(0)
@@ -107,18 +112,6 @@ def half(window: int) -> int:
     return max(1, window // 2)
 
 
-def summarise(loss: float, tokens: int, num_bytes: float) -> Evaluation:
-    """Computes an `Evaluation` from sums.
-
-    Args:
-        loss: Σ loss in nats.
-        tokens: The number of scored tokens.
-        num_bytes: The number of bytes that they encode.
-    """
-    mean, bits = loss / tokens, loss / math.log(2)
-    return Evaluation(mean, math.exp(min(mean, 700)), bits / num_bytes, tokens, num_bytes)
-
-
 def evaluate_documents(
     model: LanguageModel,
     variables: Variables,
@@ -126,13 +119,15 @@ def evaluate_documents(
     num_bytes: int,
     *,
     stride: int | None = None,
+    windows: int | None = None,
     batch_size: int = 16,
     on_scored: OnScored = noop,
 ) -> Evaluation:
-    """Scores every token of every document once.
+    """Scores every token of every document once, or the tokens of some windows.
 
     Windows have the model's maximum length. After the first window of a document, more than
-    length − stride tokens precede each target.
+    length − stride tokens precede each target. If only some windows are scored, bits per byte
+    assume the average number of bytes per token of the text.
 
     Args:
         model: The model.
@@ -140,49 +135,25 @@ def evaluate_documents(
         documents: The tokens of each document. The first one is context only.
         num_bytes: The number of bytes of the text.
         stride: The distance between the starts of two windows; None: half a window.
+        windows: The number of windows to score, evenly spaced over the text; None: all.
         batch_size: Windows per batch.
         on_scored: Called with the number of targets scored so far.
+
+    Raises:
+        ValueError: The text has no token to score, or `batch_size` or `stride` is not accepted.
     """
     length = model.config.max_length
-    stride = half(length) if stride is None else stride
-    batches = evaluation_batches(documents, length, stride, batch_size)
-    sums = evaluate(model, variables, batches, on_scored)
-    return summarise(sums.loss, sums.targets, num_bytes)
-
-
-def evaluate_windows(
-    model: LanguageModel,
-    variables: Variables,
-    documents: Sequence[Ids],
-    num_bytes: int,
-    *,
-    windows: int,
-    batch_size: int = 16,
-    on_scored: OnScored = noop,
-) -> Evaluation:
-    """Scores some of the windows of `evaluate_documents`, evenly spaced over the text.
-
-    The windows are the same each time, so that scores are comparable. Bits per byte assume the
-    average number of bytes per token of the text.
-
-    Args:
-        model: The model.
-        variables: Its parameters.
-        documents: The tokens of each document. The first one is context only.
-        num_bytes: The number of bytes of the text.
-        windows: The number of windows.
-        batch_size: Windows per batch.
-        on_scored: Called with the number of targets scored so far.
-    """
-    length = model.config.max_length
-    rows = EvaluationWindows(documents, length, half(length))
-    loss, tokens, _ = evaluate(model, variables, spread(rows, windows, batch_size), on_scored)
+    rows = EvaluationWindows(documents, length, half(length) if stride is None else stride)
+    batches = spread(rows, len(rows) if windows is None else windows, batch_size)
+    loss, tokens, _ = evaluate(model, variables, batches, on_scored)
     targets = sum(len(document) - 1 for document in documents)
-    return summarise(loss, tokens, tokens * num_bytes / targets)
+    size = num_bytes if windows is None else tokens * num_bytes / targets
+    mean, bits = loss / tokens, loss / math.log(2)
+    return Evaluation(mean, math.exp(min(mean, 700)), bits / size, tokens, size)
 
 
-def spread(rows: Rows[Batch], number: int, batch_size: int) -> list[Batch]:
-    """Returns `number` evenly spaced rows in batches of `batch_size`; all, if there are fewer.
+def spread(rows: Rows[Batch], number: int, batch_size: int) -> Iterator[Batch]:
+    """Yields `number` evenly spaced rows in batches of one shape; all rows, if there are fewer.
 
     The last batch is filled up with rows of weight 0.
 
@@ -190,9 +161,17 @@ def spread(rows: Rows[Batch], number: int, batch_size: int) -> list[Batch]:
         rows: Batches of one row.
         number: The number of rows to select.
         batch_size: Rows per batch.
+
+    Raises:
+        ValueError: `batch_size` is below 1.
     """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
     places = np.linspace(0, len(rows) - 1, min(number, len(rows))).round().astype(int)
-    return list(in_batches(rows, places, batch_size))
+    for start in range(0, len(places), batch_size):
+        chosen = [rows[place] for place in places[start : start + batch_size]]
+        chosen += [jax.tree.map(np.zeros_like, chosen[0])] * (batch_size - len(chosen))
+        yield jax.tree.map(lambda *arrays: np.concatenate(arrays), *chosen)
 
 
 class HiddenScore(NamedTuple):

@@ -1,39 +1,30 @@
 """Fits presets to the user's values: sizes follow them, and values that contradict them change."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Collection
+from dataclasses import fields, replace
+from itertools import chain
 from math import lcm
 from typing import Any
 
 from jaxformer.models.config.check import entries
-from jaxformer.training.config import (
-    LEARNING_RATES,
-    OptimizerConfig,
-    PairTraining,
-    TextTraining,
-    TrainingConfig,
-)
+from jaxformer.training.config import LEARNING_RATES, OptimizerConfig, TrainingConfig
 
 _MOST_HEADS = 4096  # larger numbers are not tried, so that a mistyped width is answered at once
 
 
-@dataclass
-class Settings:
-    """Fields of a run by name, and the names that the user set.
+class Settings(dict[str, Any]):
+    """Fields of the model and of the training by name, from the user or the preset."""
 
-    Attributes:
-        values: The fields of the model and of the training, from the user or the preset.
-        given: The names of the fields that must not change.
-        preset: The fields of the preset's model.
-    """
+    def __init__(self, values: dict[str, Any], given: Collection[str], preset: dict[str, Any]):
+        """Stores the fields.
 
-    values: dict[str, Any]
-    given: frozenset[str]
-    preset: dict[str, Any]
-
-    def __getitem__(self, name: str) -> Any:
-        """Returns the value of a field."""
-        return self.values[name]
+        Args:
+            values: The fields.
+            given: The names of the fields that must not change.
+            preset: The fields of the preset's model.
+        """
+        super().__init__(values)
+        self.given, self.preset = given, preset
 
     def is_free(self, name: str) -> bool:
         """Returns whether the field came from the preset, so that it may change."""
@@ -42,13 +33,11 @@ class Settings:
     def let(self, **values: Any) -> None:
         """Sets the first of these fields that the user did not set, if there is one."""
         if (name := next(filter(self.is_free, values), None)) is not None:
-            self.values[name] = values[name]
+            self[name] = values[name]
 
 
 def fit_preset(
-    training: TrainingConfig,
-    values: dict[str, Any],
-    model_is_fixed: bool = False,
+    training: TrainingConfig, values: dict[str, Any], model_is_fixed: bool = False
 ) -> TrainingConfig:
     """Returns a preset with the user's values.
 
@@ -70,42 +59,29 @@ def fit_preset(
     of_model = {x.name: getattr(model, x.name) for x in fields(model)}
     of_run = {x.name: getattr(training, x.name) for x in fields(training) if x.name != "model"}
     fixed = of_model if model_is_fixed else {}
-    settings = Settings({**of_model, **of_run}, frozenset({*values, *fixed}), of_model)
-    known = settings.values.keys() - fixed.keys()
-    settings.values |= {name: value for name, value in values.items() if name in known}
-    for follow in _rules_of(training):
-        follow(settings)
+    settings = Settings({**of_model, **of_run}, {*values, *fixed}, of_model)
+    known = settings.keys() - fixed.keys()
+    settings.update({name: value for name, value in values.items() if name in known})
+    for rule in chain.from_iterable(_RULES[name] for name in _RULES if name in settings):
+        rule(settings)
     model = replace(model, **{name: settings[name] for name in of_model})
     run = {name: settings[name] for name in of_run}
-    optimizer = _with_own_rate(training.optimizer, values.get("optimizer"), settings)
-    return replace(training, model=model, **run | {"optimizer": optimizer})
+    return replace(training, model=model, **run | {"optimizer": _optimizer(training, values)})
 
 
-def _with_own_rate(
-    preset: OptimizerConfig, name: str | None, settings: Settings
-) -> OptimizerConfig:
-    """Returns the settings with the user's optimizer and a learning rate that suits it.
+def _optimizer(preset: TrainingConfig, values: dict[str, Any]) -> OptimizerConfig:
+    """Returns the preset's settings for the user's optimizer, with a learning rate that suits it.
 
-    Args:
-        preset: The preset's settings.
-        name: The user's optimizer; None: the preset's.
-        settings: The fields of the run, which say whether the user set `learning_rate`.
+    If both the user and the preset set no learning rate, it is the optimizer's default. Otherwise
+    the preset's is multiplied by the ratio of the optimizers' default learning rates.
     """
-    if name not in LEARNING_RATES or not settings.is_free("learning_rate"):
-        return preset
-    return preset.with_optimizer(name)
-
-
-def _rules_of(training: TrainingConfig) -> Sequence[Callable[[Settings], None]]:
-    """Returns the rules for this kind of run, each of which resolves one contradiction."""
-    rules, names = [_end], {field.name for field in fields(training.model)}
-    for name, of_field in _RULES.items():
-        rules += of_field if name in names else ()
-    if isinstance(training, TextTraining):
-        rules += [_window, _batch]
-    if isinstance(training, PairTraining):
-        rules.append(_lengths)
-    return rules
+    config, name = preset.optimizer, values.get("optimizer")
+    if name == config.optimizer or name not in LEARNING_RATES or "learning_rate" in values:
+        return config
+    if config.learning_rate is None:
+        return replace(config, optimizer=name)
+    rate = config.learning_rate * LEARNING_RATES[name] / LEARNING_RATES[config.optimizer]
+    return replace(config, optimizer=name, learning_rate=float(f"{rate:.2g}"))
 
 
 def _pooler(settings: Settings) -> None:
@@ -159,7 +135,7 @@ def _heads(settings: Settings) -> None:
     else:
         settings.let(num_heads=_nearest(settings["embed_dim"] * ratio / before["head_dim"], groups))
     heads = settings["num_heads"] if settings["head_dim"] is None else 1
-    of_encoder = settings.values.get("num_encoder_heads") or settings["num_heads"]
+    of_encoder = settings.get("num_encoder_heads") or settings["num_heads"]
     others = heads if of_encoder == settings["num_heads"] else of_encoder
     settings.let(embed_dim=_round_up(settings["embed_dim"], _unit(settings, lcm(heads, others))))
 
@@ -267,7 +243,7 @@ def _window(settings: Settings) -> None:
     window, longest = settings["window_length"], settings["max_length"]
     if window is None:
         return
-    learned = settings.values.get("positions") == "learned"
+    learned = settings.get("positions") == "learned"
     if window > longest or (learned and window < longest):
         settings.let(window_length=None, max_length=window)
 
@@ -288,12 +264,15 @@ def _nearest(value: float, unit: int) -> int:
     return max(1, round(value / unit)) * unit
 
 
-# The rules about the config's field of each name.
-_RULES = {
+# The rules about the field of each name, in order.
+_RULES: dict[str, tuple[Callable[[Settings], None], ...]] = {
+    "minutes": (_end,),
     "num_kv_heads": (_sinusoidal_width, _heads, _key_heads, _relative_distances, _parallel_layers),
     "mlp_dim": (_feedforward_widths,),
     "num_experts": (_chosen_experts,),
     "num_labels": (_pooler,),
     "hidden_dim": (_tied_width,),
     "source_vocab_size": (_source_vocabulary,),
+    "window_length": (_window, _batch),
+    "lengths": (_lengths,),
 }

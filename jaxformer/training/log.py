@@ -4,11 +4,10 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from types import ModuleType
-from typing import Protocol
+from typing import NamedTuple
 from uuid import uuid4
 
 import jax
@@ -49,7 +48,8 @@ class RunLog:
         """Opens the trackers."""
         if is_first():
             config = asdict(self._config)
-            self._trackers = open_trackers(self._config.trackers, self._folder, config)
+            names = self._config.trackers
+            self._trackers = [TRACKERS[name](self._folder, config) for name in names]
         return self
 
     def __exit__(self, *_) -> None:
@@ -129,7 +129,7 @@ class RunLog:
                 tracker.log(step, figures)
             except Exception as error:  # of any type, such as a network or a disk error
                 self._trackers.remove(tracker)
-                message = f"the tracker {tracker} failed and receives no more metrics: {error}"
+                message = f"the tracker {tracker.name} failed and receives no more metrics: {error}"
                 warnings.warn(message, stacklevel=2)
 
 
@@ -254,66 +254,45 @@ def smoothed(losses: Sequence[float]) -> list[float]:
     return smooth
 
 
-class Tracker(Protocol):
-    """Interface of a tracker, which receives the figures of a run during training."""
+class Tracker(NamedTuple):
+    """A tracker, which receives the figures of a run during training.
 
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        """Records the figures of a step."""
+    Attributes:
+        name: Its name, a key of `TRACKERS`.
+        log: Records the figures of a step.
+        close: Finishes the run in the tracker.
+    """
 
-    def close(self) -> None:
-        """Finishes the run in the tracker."""
+    name: str
+    log: Callable[[int, dict[str, float]], None]
+    close: Callable[[], None]
 
 
-class TensorBoard:
-    """Event files in a folder, for `tensorboard --logdir`."""
+def _tensorboard(folder: RunFolder, config: dict) -> Tracker:
+    """Opens an event file in the run folder, for `tensorboard --logdir`."""
+    writer = import_module("tensorboard.summary").Writer(str(folder.path / "tensorboard"))
 
-    def __str__(self) -> str:
-        """Returns the name of the tracker."""
-        return "tensorboard"
-
-    def __init__(self, folder: Path):
-        """Opens an event file in the folder."""
-        self._writer = import_module("tensorboard.summary").Writer(str(folder))
-
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        """Records the figures of a step."""
+    def log(step: int, figures: dict[str, float]) -> None:
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, step=step)
+            writer.add_scalar(name, value, step=step)
 
-    def close(self) -> None:
-        """Closes the event file."""
-        self._writer.close()
+    return Tracker("tensorboard", log, writer.close)
 
 
-class Service:
-    """trackio or wandb, which share an interface. A resumed run continues its earlier record."""
+def _service(package: str, folder: RunFolder, config: dict, **options: str) -> Tracker:
+    """Opens a run in trackio or wandb, which share an interface; a resumed run is continued.
 
-    def __init__(self, package: ModuleType, folder: RunFolder, config: dict, **options: str):
-        """Opens a run in the service.
-
-        Args:
-            package: The imported trackio or wandb.
-            folder: The folder of the run.
-            config: The settings to record.
-            **options: Further options of the package's `init`.
-        """
-        self._package = package
-        # The id distinguishes runs whose folders have the same name.
-        name = f"{folder.path.resolve().name}-{_id_of(folder)}"
-        options |= {"project": "jaxformer", "name": name, "resume": "allow"}
-        package.init(config=config, **options)
-
-    def __str__(self) -> str:
-        """Returns the name of the tracker."""
-        return self._package.__name__
-
-    def log(self, step: int, figures: dict[str, float]) -> None:
-        """Records the figures of a step."""
-        self._package.log(figures, step=step)
-
-    def close(self) -> None:
-        """Finishes the run in the service."""
-        self._package.finish()
+    Args:
+        package: The name of the package.
+        folder: The folder of the run.
+        config: The settings to record.
+        **options: Further options of the package's `init`.
+    """
+    service = import_module(package)
+    # The id distinguishes runs whose folders have the same name.
+    name = f"{folder.path.resolve().name}-{_id_of(folder)}"
+    service.init(config=config, project="jaxformer", name=name, resume="allow", **options)
+    return Tracker(package, lambda step, figures: service.log(figures, step=step), service.finish)
 
 
 def _id_of(folder: RunFolder) -> str:
@@ -328,24 +307,16 @@ def _id_of(folder: RunFolder) -> str:
 
 def _wandb(folder: RunFolder, config: dict) -> Tracker:
     # wandb needs an id, and a folder for its files.
-    return Service(import_module("wandb"), folder, config, id=_id_of(folder), dir=str(folder.path))
+    return _service("wandb", folder, config, id=_id_of(folder), dir=str(folder.path))
 
 
+# The names of trackers come from config.json, which may come from an untrusted source. So this is a
+# closed table, and no module is imported by a name from the file.
 TRACKERS: dict[str, Callable[[RunFolder, dict], Tracker]] = {
-    "tensorboard": lambda folder, config: TensorBoard(folder.path / "tensorboard"),
-    "trackio": lambda folder, config: Service(import_module("trackio"), folder, config),
+    "tensorboard": _tensorboard,
+    "trackio": partial(_service, "trackio"),
     "wandb": _wandb,
 }
-
-
-def open_trackers(names: tuple[str, ...], folder: RunFolder, config: dict) -> list[Tracker]:
-    """Opens the trackers of these names.
-
-    Raises:
-        ValueError: See `require_trackers`.
-    """
-    require_trackers(names)
-    return [TRACKERS[name](folder, config) for name in names]
 
 
 def require_trackers(names: tuple[str, ...]) -> None:

@@ -25,7 +25,7 @@ from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
 from jaxformer.training.processes import Agreement, are_several, is_first, wait_for_all
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
-from jaxformer.training.speed import Clock, Profile, ScoringTime, update_size, utilization
+from jaxformer.training.speed import Clock, ScoringTime, profile, update_size, utilization
 from jaxformer.training.step import CompiledStep, Measured, make_step, memory_line, width
 from jaxformer.training.tasks.task import Score, Task
 
@@ -153,9 +153,9 @@ class Training:
             if self._has_base and self.checkpoints.is_empty:
                 self.save()  # so that resuming does not need the base checkpoint
             steps = self._compile()
-            profile = Profile(self.folder.profile, self.config.profile, self.screen.say)
+            traced = profile(self.folder.profile, self.config.profile, self.screen.say)
             bar = progress(self.screen, self.config.steps)
-            with profile, stop_signal() as self._stop, bar as self._show:
+            with traced as updated, stop_signal() as self._stop, bar as self._show:
                 self._show(self.step, self.done, "")
                 if self.log.owes(self.step):  # the run stopped between saving and evaluating
                     self.evaluate(whole=False)
@@ -163,7 +163,7 @@ class Training:
                 is_over = False
                 while not is_over:
                     self._update(steps)
-                    profile.updated()
+                    updated()
                     is_over = self._follow_up()
 
     def _follow_up(self) -> bool:

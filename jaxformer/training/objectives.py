@@ -19,6 +19,8 @@ from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.batch import Batch
 
 AnyBatch = TypeVar("AnyBatch")  # a pytree of arrays
+Scalar = Float[Array, ""]
+NoiseKey = PRNGKeyArray | None  # of dropout and of an objective's own noise; None: neither
 # Other entries of a line of metrics.jsonl.
 RESERVED = ("step", "gradient_norm", "learning_rate", "seconds", "tokens_per_second")
 RESERVED += ("model_flops_utilization", "held_out_loss", "scored", "not_finite")
@@ -33,12 +35,8 @@ class Sums(NamedTuple):
             reported in place of the loss that the update reduces.
     """
 
-    loss: Float[Array, ""]
+    loss: Scalar
     figures: dict[str, Shaped[Array, ""]] = {}  # noqa: RUF012 (read only)
-
-    def scaled(self, scale: Float[Array, ""]) -> "Sums":
-        """Returns the sums times `scale`."""
-        return Sums(self.loss * scale, {name: x * scale for name, x in self.figures.items()})
 
 
 class Objective(ABC, Generic[AnyBatch]):
@@ -54,9 +52,7 @@ class Objective(ABC, Generic[AnyBatch]):
     batch_type: ClassVar[type]
 
     @abstractmethod
-    def loss(
-        self, model: LanguageModel, params: Weights, batch: AnyBatch, key: PRNGKeyArray | None
-    ) -> Sums:
+    def loss(self, model: LanguageModel, params: Weights, batch: AnyBatch, key: NoiseKey) -> Sums:
         """Computes the sums of one micro-batch.
 
         Args:
@@ -75,15 +71,11 @@ class Objective(ABC, Generic[AnyBatch]):
         """
 
     def scaled_loss(
-        self,
-        model: LanguageModel,
-        params: Weights,
-        batch: AnyBatch,
-        key: PRNGKeyArray | None,
-        scale: Float[Array, ""],
+        self, model: LanguageModel, params: Weights, batch: AnyBatch, key: NoiseKey, scale: Scalar
     ) -> Sums:
         """Computes `loss` times `scale`. Override this if scaling an input is faster."""
-        return check_sums(self, self.loss(model, params, batch, key)).scaled(scale)
+        sums = check_sums(self, self.loss(model, params, batch, key))
+        return jax.tree.map(lambda x: x * scale, sums)
 
 
 @dataclass(frozen=True)
@@ -104,23 +96,16 @@ class CrossEntropy(Objective[Batch]):
         """Checks the settings."""
         check_fraction(self, "label_smoothing")
 
-    def loss(
-        self, model: LanguageModel, params: Weights, batch: Batch, key: PRNGKeyArray | None
-    ) -> Sums:
+    def loss(self, model: LanguageModel, params: Weights, batch: Batch, key: NoiseKey) -> Sums:
         """Sums the losses of the targets in nats, each times its weight (see `Objective.loss`)."""
         return self.scaled_loss(model, params, batch, key, jnp.float32(1))
 
-    def count(self, batch: Batch) -> Float[Array, ""]:
-        """Returns the sum of the targets' weights."""
-        return counted(batch)
+    def count(self, batch: Batch) -> Scalar:
+        """Returns the sum of the targets' weights, float32."""
+        return jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
 
     def scaled_loss(
-        self,
-        model: LanguageModel,
-        params: Weights,
-        batch: Batch,
-        key: PRNGKeyArray | None,
-        scale: Float[Array, ""],
+        self, model: LanguageModel, params: Weights, batch: Batch, key: NoiseKey, scale: Scalar
     ) -> Sums:
         """Computes `loss` times `scale`.
 
@@ -237,7 +222,7 @@ def summed_loss(model: LanguageModel, params: Weights, batch: Batch) -> Array:
 
 
 def read_batch(
-    model: LanguageModel, params: Weights, batch: Batch, dropout_key: PRNGKeyArray | None = None
+    model: LanguageModel, params: Weights, batch: Batch, dropout_key: NoiseKey = None
 ) -> Forward:
     """Runs one pass over the inputs of a batch.
 
@@ -298,11 +283,6 @@ def target_weights(batch: Batch) -> Array:
     if batch.weights is None:
         return jnp.ones(batch.targets.shape, jnp.float32)
     return batch.weights.astype(jnp.float32)
-
-
-def counted(batch: Batch) -> Array:
-    """Returns the sum of the targets' weights, float32."""
-    return jnp.float32(batch.targets.size) if batch.weights is None else batch.weights.sum()
 
 
 def summed_correct(model: LanguageModel, params: Weights, batch: Batch) -> Array:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, ConsoleOptions
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
-from rich.segment import Segment
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.segment import Segment, Segments
 from rich.text import Text
 
 from jaxformer.terminal import visible
@@ -42,20 +42,20 @@ class Screen:
 
     def say(self, text: str) -> None:
         """Prints one or more lines of text."""
-        self._console.print(_Verbatim(visible(text)))
+        self._console.print(Segments([Segment(f"{visible(text)}\n")]))
 
     @contextmanager
     def bar(
-        self, total: int, name: str = "", detail: str = ""
+        self, total: int | None, name: str = "", detail: str | None = ""
     ) -> Iterator[Callable[[int, str, str], None]]:
         """Shows a progress bar while the context is open, if the output is a terminal.
 
         A second bar appears below the first.
 
         Args:
-            total: The value of `completed` at which the bar is full.
+            total: The value of `completed` at which the bar is full; None: unknown.
             name: The text on its left at first.
-            detail: The text on its right at first.
+            detail: The text on its right at first; None: the elapsed seconds.
 
         Yields:
             ``show(completed, name, detail)``, which updates the bar, the text on its left and the
@@ -64,32 +64,24 @@ class Screen:
         if not self.is_interactive:
             yield lambda completed, name, detail: None
             return
-        with self._task(visible(name), total, visible(detail)) as task:
+        task = self._bars.add_task(visible(name), total=total, detail=detail and visible(detail))
+        self._bars.start()
+        try:
             yield lambda completed, name, detail: self._bars.update(
                 task, completed=completed, description=visible(name), detail=visible(detail)
             )
+        finally:
+            self._bars.remove_task(task)
+            if not self._bars.tasks:
+                self._bars.stop()
 
     @contextmanager
     def waiting(self, name: str) -> Iterator[None]:
         """Shows `name` while the context is open; on a terminal, also the elapsed seconds."""
         if not self.is_interactive:
             self.say(f"{name} …")
+        with self.bar(None, name, None):
             yield
-            return
-        with self._task(name, None, None):
-            yield
-
-    @contextmanager
-    def _task(self, name: str, total: int | None, detail: str | None) -> Iterator[TaskID]:
-        """Shows the bar of a new task while the context is open."""
-        task = self._bars.add_task(name, total=total, detail=detail)
-        self._bars.start()
-        try:
-            yield task
-        finally:
-            self._bars.remove_task(task)
-            if not self._bars.tasks:
-                self._bars.stop()
 
     @contextmanager
     def count(self, total: int, name: str, unit: str) -> Iterator[Callable[[int], None]]:
@@ -120,16 +112,6 @@ class _Detail(ProgressColumn):
     def render(self, task: Task) -> Text:
         detail = task.fields["detail"]
         return Text(f"{task.elapsed or 0.0:.0f} s" if detail is None else detail)
-
-
-class _Verbatim:
-    """Text that rich writes without interpreting it."""
-
-    def __init__(self, text: str):
-        self._text = text
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        yield Segment(f"{self._text}\n")
 
 
 def progress_line(line: dict, minutes_left: float) -> str:

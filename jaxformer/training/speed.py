@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import jax
@@ -172,44 +172,35 @@ def utilization(flops_per_second: float, mesh: Mesh | None) -> dict[str, float]:
     return {"model_flops_utilization": round(flops_per_second / (device.flops * len(devices)), 4)}
 
 
-class Profile:
-    """Context that traces updates 6 to 10 of a run; a shorter run reports that it wrote no trace.
+@contextmanager
+def profile(folder: Path, wanted: bool, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Traces updates 6 to 10 of a run; a shorter run reports that there is no trace.
 
     JAX writes the trace for TensorBoard's profile plugin and for ui.perfetto.dev
     (`perfetto_trace.json.gz` in it).
+
+    Args:
+        folder: The folder for the trace.
+        wanted: Whether to write a trace.
+        say: Receives a line of text about the trace.
+
+    Yields:
+        ``updated()``, which starts and stops the trace. Call it after each update.
     """
+    left, trace = WARM + TRACED if wanted else 0, ExitStack()
 
-    def __init__(self, folder: Path, wanted: bool, say: Callable[[str], None] = lambda line: None):
-        """Prepares a trace.
+    def updated() -> None:
+        nonlocal left
+        left -= 1
+        if left == TRACED:
+            trace.callback(say, f"profile: {folder}")  # at the end, after the trace is written
+            trace.enter_context(jax.profiler.trace(folder, create_perfetto_trace=True))
+        elif left == 0:
+            trace.close()
 
-        Args:
-            folder: The folder for the trace.
-            wanted: Whether to write a trace.
-            say: Receives a line of text about the trace.
-        """
-        self._folder, self._left = folder, WARM + TRACED if wanted else 0
-        self._tracing, self._say = False, say
-
-    def __enter__(self) -> "Profile":
-        """Returns itself."""
-        return self
-
-    def updated(self) -> None:
-        """Counts an update, and starts or stops the trace. Call it after each update."""
-        if not self._left:
-            return
-        self._left -= 1
-        if self._left == TRACED:
-            jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
-            self._tracing = True
-        elif not self._left:
-            self.__exit__()
-
-    def __exit__(self, *_) -> None:
-        """Stops the trace and reports its folder, or that there is no trace."""
-        if self._tracing:
-            self._tracing = False
-            jax.profiler.stop_trace()
-            self._say(f"profile: {self._folder}")
-        elif self._left:
-            self._say(f"no profile was written: it needs more than {WARM} updates")
+    try:
+        yield updated
+    finally:
+        trace.close()
+        if left > TRACED:
+            say(f"no profile was written: it needs more than {WARM} updates")

@@ -86,13 +86,13 @@ def test_every_evaluation_scores_the_same_windows(trained):
     Scoring the windows again with the loaded model gives the same figures.
     """
     from jaxformer.training.data.prepare import read_data
-    from jaxformer.training.evaluate import evaluate_windows
+    from jaxformer.training.evaluate import evaluate_documents
 
     folder = RunFolder(trained)
     data, (model, variables, _) = read_data(folder), jf.load(trained)
     first, last = (line for line in folder.read_metrics() if "held_out_loss" in line)
     assert first["scored"] == last["part_scored"] < last["scored"] == data.held_out.num_targets
-    score = evaluate_windows(
+    score = evaluate_documents(
         model,
         variables,
         data.held_out_documents,

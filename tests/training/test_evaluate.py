@@ -27,7 +27,7 @@ def test_windows_are_spread_over_the_whole_text(lengths, length, number, batch_s
     documents = [np.arange(start, start + n) for start, n in zip(starts, lengths, strict=False)]
     windows = EvaluationWindows(documents, length, half(length))
     every = [[x[0] for x in window[:4]] for window in windows]
-    batches = spread(windows, number, batch_size)
+    batches = list(spread(windows, number, batch_size))
     assert {batch.inputs.shape for batch in batches} == {(batch_size, length)}
     rows = [tuple(row) for batch in batches for row in zip(*batch[:4], strict=True)]
     kept = min(number, len(every))

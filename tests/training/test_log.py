@@ -11,7 +11,7 @@ import pytest
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import DecoderConfig
 from jaxformer.training.config import TextTraining
-from jaxformer.training.log import RunLog, finite, open_trackers, score_line
+from jaxformer.training.log import TRACKERS, RunLog, Tracker, finite, require_trackers, score_line
 from jaxformer.training.step import Measured
 from jaxformer.training.tasks.task import Score
 
@@ -61,7 +61,6 @@ def test_services_receive_the_metrics(tmp_path, monkeypatch):
     """Only numbers are sent, through the interface that trackio and wandb share."""
     told = []
     service = SimpleNamespace(
-        __spec__=SimpleNamespace(),
         init=lambda **run: told.append(("init", run["name"][:5], run["config"]["seed"])),
         log=lambda figures, step: told.append((step, figures)),
         finish=lambda: told.append("finish"),
@@ -78,11 +77,11 @@ def test_services_receive_the_metrics(tmp_path, monkeypatch):
 
 def test_folders_of_one_name_are_two_runs_and_a_resumed_run_is_one(tmp_path, monkeypatch):
     begun = []
-    service = SimpleNamespace(__spec__=SimpleNamespace(), init=lambda **run: begun.append(run))
+    service = SimpleNamespace(init=lambda **run: begun.append(run), log=None, finish=None)
     monkeypatch.setitem(sys.modules, "wandb", service)
     for name in ("here/run", "there/run", "here/run"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
-        open_trackers(("wandb",), RunFolder(tmp_path / name), {})
+        TRACKERS["wandb"](RunFolder(tmp_path / name), {})
     here, there, again = ((run["id"], run["name"]) for run in begun)
     assert here == again and here[0] != there[0] and here[1] != there[1]
 
@@ -91,17 +90,13 @@ def test_a_failing_tracker_does_not_end_the_run(tmp_path):
     """One warning names the tracker, and metrics.jsonl is complete."""
     told = []
 
-    class Failing:
-        def log(self, step, figures):
-            told.append(step)
-            raise OSError("no network")
-
-        def __str__(self):
-            return "a service"
+    def fail(step, figures):
+        told.append(step)
+        raise OSError("no network")
 
     folder = RunFolder(tmp_path)
     log = RunLog(folder, TextTraining(DecoderConfig()), None)
-    log._trackers.append(Failing())
+    log._trackers.append(Tracker("a service", fail, lambda: None))
     with pytest.warns(
         UserWarning, match="a service failed and receives no more metrics: no network"
     ):
@@ -133,7 +128,7 @@ def test_tensorboard_receives_the_metrics(tmp_path):
     assert found["tokens_per_second"] == [(2, 7.0)]
 
 
-def test_a_tracker_that_is_not_installed_is_refused(tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr("jaxformer.training.log.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="wandb is not installed; pip install wandb"):
-        open_trackers(("wandb",), RunFolder(tmp_path), {})
+        require_trackers(("wandb",))

@@ -4,10 +4,9 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxformer.training.batch import Batch, Ids, Rows
+from jaxformer.training.batch import Batch, Ids
 from jaxformer.training.data.tokens import fingerprint
 
 # Number of windows that are shuffled together. Such a block has windows from the whole text. Only
@@ -237,46 +236,3 @@ class EvaluationWindows:
         inputs[0, :size], targets[0, :size], segments[0, :size] = part[:-1], part[1:], 1
         weights[0, max(0, scored - start) : size] = 1
         return Batch(inputs, targets, weights, segments)
-
-
-def evaluation_batches(
-    documents: Sequence[Ids], length: int, stride: int, batch_size: int
-) -> Iterator[Batch[np.ndarray]]:
-    """Yields the evaluation windows of all documents in batches of one shape.
-
-    The last batch is filled up with rows of padding, whose weights and segments are 0.
-
-    Args:
-        documents: The tokens of each document. The first one is context only.
-        length: Targets per window.
-        stride: The distance between the starts of two windows.
-        batch_size: Windows per batch.
-
-    Yields:
-        Batches [batch_size, length].
-
-    Raises:
-        ValueError: `batch_size` is below 1, or `stride` is not in 1 … `length`.
-    """
-    if batch_size < 1:
-        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-    windows = EvaluationWindows(documents, length, stride)
-    yield from in_batches(windows, range(len(windows)), batch_size)
-
-
-def in_batches(
-    rows: Rows[Batch], numbers: Sequence[int] | np.ndarray, batch_size: int
-) -> Iterator[Batch]:
-    """Yields the rows with these numbers in batches of one shape.
-
-    The last batch is filled up with rows of weight 0.
-
-    Args:
-        rows: Batches of one row.
-        numbers: The numbers of the rows to read.
-        batch_size: Rows per batch.
-    """
-    for start in range(0, len(numbers), batch_size):
-        chosen = [rows[number] for number in numbers[start : start + batch_size]]
-        chosen += [jax.tree.map(np.zeros_like, chosen[0])] * (batch_size - len(chosen))
-        yield jax.tree.map(lambda *arrays: np.concatenate(arrays), *chosen)

@@ -16,7 +16,7 @@ from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop
 from jaxformer.training.config import TextTraining
 from jaxformer.training.data.windows import EvaluationWindows, WindowBatches
-from jaxformer.training.evaluate import evaluate_documents, evaluate_windows, half
+from jaxformer.training.evaluate import evaluate_documents, half
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tasks.text import TextTask
 
@@ -58,16 +58,15 @@ class NextTokens(TextTask):
         on_scored: OnScored = noop,
     ) -> Score:
         """Scores the model on held-out text (see `Task.score`)."""
-        documents, size = self.data.held_out_documents, self.data.held_out.num_bytes
-        arguments = (model, variables, documents, size)
-        rows = self.config.batch_size
-        if whole:
-            evaluation = evaluate_documents(*arguments, batch_size=rows, on_scored=on_scored)
-        else:
-            windows = self.config.evaluation_windows
-            evaluation = evaluate_windows(
-                *arguments, windows=windows, batch_size=rows, on_scored=on_scored
-            )
+        evaluation = evaluate_documents(
+            model,
+            variables,
+            self.data.held_out_documents,
+            self.data.held_out.num_bytes,
+            windows=None if whole else self.config.evaluation_windows,
+            batch_size=self.config.batch_size,
+            on_scored=on_scored,
+        )
         return Score(evaluation.loss, evaluation.bits_per_byte, evaluation.tokens)
 
     def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:

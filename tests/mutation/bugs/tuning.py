@@ -117,7 +117,7 @@ BUGS = (
     ),
     Bug(
         "flags may change a checkpoint's model",
-        "training.fine_tuning:check_same_model",
+        "training.presets:check_same_model",
         gives(None),
         f"{TUNING}::test_what_does_not_fit_is_refused",
     ),

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxformer.training.data.windows import EvaluationWindows, evaluation_batches
+from jaxformer.training.data.windows import EvaluationWindows
+from jaxformer.training.evaluate import spread
 from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)
@@ -48,7 +49,8 @@ def test_batches_hold_the_windows_of_all_documents_in_order(sizes, batch_size, l
     stride = max(1, length // 2)
     documents = [np.arange(size + 1) + 1 for size in sizes]
     expected = [row for tokens in documents for row in evaluation_windows(tokens, length, stride)]
-    batches = list(evaluation_batches(documents, length, stride, batch_size))
+    windows = EvaluationWindows(documents, length, stride)
+    batches = list(spread(windows, len(windows), batch_size))
     assert len(batches) == -(-len(expected) // batch_size)
     rows = []
     for batch in batches:
@@ -70,4 +72,4 @@ def test_an_invalid_stride_is_refused(stride):
 
 def test_an_evaluation_batch_size_of_zero_is_refused():
     message = "batch_size is 0; it must be at least 1"
-    assert error_of(lambda: list(evaluation_batches([[1, 2]], 4, 2, 0))) == message
+    assert error_of(lambda: list(spread(EvaluationWindows([[1, 2]], 4, 2), 1, 0))) == message

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.training.batch import Batch, Share
 from jaxformer.training.config import HiddenTraining, TextTraining
-from jaxformer.training.objectives import counted, summed_loss
+from jaxformer.training.objectives import CrossEntropy, summed_loss
 from jaxformer.training.tasks.hidden_tokens import HiddenBatches
 from jaxformer.training.tasks.next_tokens import MicroBatches
 from tests.properties import tiny
@@ -82,7 +82,7 @@ def test_the_loss_of_packed_documents_is_that_of_single_documents(name):
         single = _alone(batch)
         packed, alone = (loss_of(params, some) for some in (batch, single))
         np.testing.assert_allclose(packed, alone, rtol=2e-5)
-        assert counted(batch) == counted(single)
+        assert CrossEntropy().count(batch) == CrossEntropy().count(single)
 
     check()
 

@@ -27,7 +27,7 @@ from jaxformer.training.data.corpus import Documents, read_documents
 from jaxformer.training.data.documents import Document
 from jaxformer.training.data.prepare import gather, read_data, write_data
 from jaxformer.training.data.split import split
-from jaxformer.training.data.windows import evaluation_batches
+from jaxformer.training.data.windows import EvaluationWindows
 from jaxformer.training.screen import Screen
 from jaxformer.training.tasks import hidden_tokens, next_tokens
 from jaxformer.training.tasks.hidden_tokens import HiddenTokens
@@ -176,7 +176,8 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
     for module, batches in ((training_evaluate, found), (next_tokens, wanted)):
 
         def scored(model, variables, documents, num_bytes, *, batches=batches, **options):
-            batches.extend(evaluation_batches(documents, 8, 4, 16))
+            windows = EvaluationWindows(documents, 8, 4)
+            batches.extend(training_evaluate.spread(windows, len(windows), 16))
             return score
 
         monkeypatch.setattr(module, "evaluate_documents", scored)

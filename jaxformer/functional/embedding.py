@@ -12,6 +12,7 @@ from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.linear.kernels import Int8Table
 from jaxformer.functional.placement import Placement
 from jaxformer.functional.positions import sinusoidal_positions
+from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.taps import Tap
 from jaxformer.functional.trees import Weights
 
@@ -166,6 +167,7 @@ class Embedding:
     Attributes:
         vocab_size: number of token vectors.
         dim: number of features.
+        max_length: the most tokens of a row.
         positions: position vectors, or None.
         num_token_types: number of vectors for types of tokens.
         norm: the norm of the sum, or None.
@@ -177,6 +179,7 @@ class Embedding:
 
     vocab_size: int
     dim: int
+    max_length: int
     positions: LearnedPositions | SinusoidalPositions | None = None
     num_token_types: int = 0
     norm: Norm | None = None
@@ -207,6 +210,9 @@ class Embedding:
     ) -> Float[Array, "batch length dim"]:
         """Computes the vectors of tokens. Padding is zero before the norm.
 
+        If the number of tokens is a symbol that turns out to be above `max_length`, the vectors
+        are NaN.
+
         Args:
             weights: those of the model, with the tables in "embedding".
             inputs: the tokens.
@@ -216,6 +222,8 @@ class Embedding:
         """
         tables, placement = weights["embedding"], tap.placement
         x = embed_tokens(tables, inputs.tokens, self.dtype, placement)
+        if inputs.segments is None:  # documents may be shorter than their row
+            x = nan_if_longer(x, x.shape[1], self.max_length)
         if self.is_scaled:
             x = x * jnp.asarray(self.dim**0.5, x.dtype)
         if self.positions is not None:

@@ -27,6 +27,7 @@ from jaxformer.functional.layers.layer import input_dims, sublayers_of
 from jaxformer.functional.layers.sublayer import Start
 from jaxformer.functional.outputs import Head, Pooler, Transform, head, pack_kernels
 from jaxformer.functional.stack import Stack, run_stack
+from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.trees import Initializers, Weights, split_key
 
 PREFIX = "encoder."  # of the names of the encoder's points
@@ -149,7 +150,10 @@ class Model:
         own = weights["encoder"]
         tables = {"tokens": weights["embedding"]["tokens"], **own.get("embedding", {})}
         encoded = self.encoder.forward({**own, "embedding": tables}, source, run)
-        return encoded._replace(captured={PREFIX + name: x for name, x in encoded.captured.items()})
+        captured = {PREFIX + name: x for name, x in encoded.captured.items()}
+        length, most = encoded.hidden.shape[1], self.encoder.embedding.max_length
+        hidden = nan_if_longer(encoded.hidden, length, most)  # padding counts too
+        return encoded._replace(hidden=hidden, captured=captured)
 
     def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
         """Computes the input of the head from the last layer's output."""

@@ -13,7 +13,6 @@ from jaxformer.functional.cache.key_values import Cache, CacheSize
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.model import Model, weight_shapes
-from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.models.activation_sharding import placement_here
@@ -147,7 +146,8 @@ class LanguageModel(nn.Module):
             source_segments: 0 for padding of the source; None: no padding.
         """
         inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
-        passed = self.forward(self.weights, inputs, dropout_key=self.dropout_key())
+        run = self.run(self.dropout_key())
+        passed = self.architecture.forward(self.weights, inputs, run)
         return self.logits(self.weights, passed.hidden)
 
     def hidden_states(
@@ -160,7 +160,8 @@ class LanguageModel(nn.Module):
     ) -> Float[Array, "batch length dim"]:
         """Computes the input of the head, for losses that apply the head in chunks."""
         inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
-        return self.forward(self.weights, inputs, dropout_key=self.dropout_key()).hidden
+        run = self.run(self.dropout_key())
+        return self.architecture.forward(self.weights, inputs, run).hidden
 
     def inspect(
         self,
@@ -190,8 +191,8 @@ class LanguageModel(nn.Module):
         """
         inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
         hooks = hooks_of_texts(capture, patch, self.points, inputs)
-        key = self.dropout_key()
-        passed = self.forward(self.weights, inputs, dropout_key=key, hooks=hooks)
+        run = self.run(self.dropout_key(), hooks)
+        passed = self.architecture.forward(self.weights, inputs, run)
         return self.logits(self.weights, passed.hidden), passed.captured
 
     def head(self) -> Weights:
@@ -252,26 +253,14 @@ class LanguageModel(nn.Module):
         If the cache is empty (`is_first`), the tokens need not attend to its slots. With
         `keeps_states`, the cache keeps the states after each token, so that tokens can be dropped.
         """
-        is_decoding = cache is not None
         run = self.run(
             dropout_key,
             hooks,
             is_first=is_first,
-            is_decoding=is_decoding,
+            is_decoding=cache is not None,
             keeps_states=keeps_states,
         )
-        passed = self.architecture.forward(weights, inputs, run, cache)
-        return passed if cache is not None else self._nan_if_longer(passed, inputs)
-
-    @nn.nowrap
-    def _nan_if_longer(self, passed: Forward, inputs: Inputs) -> Forward:
-        """Replaces hidden states by NaN if a symbolic length turns out to be too long."""
-        hidden = passed.hidden
-        if inputs.segments is None:
-            hidden = nan_if_longer(hidden, inputs.tokens.shape[1], self.config.max_length)
-        if inputs.source is not None:
-            hidden = nan_if_longer(hidden, inputs.source.shape[1], self.config.longest_source)
-        return passed._replace(hidden=hidden)
+        return self.architecture.forward(weights, inputs, run, cache)
 
     @nn.nowrap
     def start(

@@ -8,6 +8,7 @@ Grouped heads (Ainslie et al. 2023): keys and values may have fewer heads than t
 head then serves num_heads / num_kv_heads consecutive query heads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -120,36 +121,21 @@ def attend(
         Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
     """
     context = replace(context, scores=context.scores.for_heads(query.shape[-1]))
-    if context.is_decoding_step:
-        return explicit_attention(query, key, value, context, tap)
-    if context.keys.segments is not None:
-        context = replace(context, mask=context.mask & Padding())
-    query, key, value = _zero_masked(query, key, value, context)
-    is_known_length = is_known(query.shape[-2], key.shape[-2])
-    if context.implementation == "explicit" or not is_known_length:  # blocks need a known length
-        return explicit_attention(query, key, value, context, tap)
-    if key.shape[:-3] != query.shape[:-3]:
-        context = replace(context, keys=context.keys.repeat_rows(len(query)))
-        key, value = (jnp.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
-    if (kernel := chosen_kernel(query, key, value, context)) is not None:
-        return _fused_attention(kernel, query, key, value, context)
-    places = context.mask, context.queries, context.keys
-    return blockwise_attention(query, key, value, *places, context.scores)
+    if not context.is_decoding_step:
+        if context.keys.segments is not None:
+            context = replace(context, mask=context.mask & Padding())
+        query, key, value = _zero_masked(query, key, value, context)
+        is_known_length = is_known(query.shape[-2], key.shape[-2])  # blocks need a known length
+        if context.implementation != "explicit" and is_known_length:
+            if key.shape[:-3] != query.shape[:-3]:
+                context = replace(context, keys=context.keys.repeat_rows(len(query)))
+                key, value = (jnp.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
+            attention = _attention_in_tiles(query, key, value, context)
+            places = context.mask, context.queries, context.keys
+            return attention(query, key, value, *places, context.scores)
 
-
-def explicit_attention(
-    query: Float[Array, "*batch heads queries d"],
-    key: Float[Array, "*rows kv_heads keys d"],
-    value: Float[Array, "*rows kv_heads keys v"],
-    context: Context,
-    tap: TapFunction = NO_TAP,
-) -> Float[Array, "*batch heads queries v"]:
-    """Computes the formula of `attend` literally, with all scores in memory at once.
-
-    The weights pass through `tap` as float32 [*batch, heads, queries, keys].
-    """
-    # All queries that share a key head are one axis: otherwise XLA:CPU transposes a cache at every
-    # step.
+    # All scores at once. All queries that share a key head are one axis: otherwise XLA:CPU
+    # transposes a cache at every step.
     grouped = group_heads(query, key)
     folded = grouped.reshape(*key.shape[:-2], -1, key.shape[-1])
     products = contract("...qd,...sd->...qs", folded, key, jnp.float32)
@@ -213,13 +199,17 @@ def chosen_kernel(
     return kernel
 
 
-def _fused_attention(
-    kernel: FusedKernel,
+def _attention_in_tiles(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
     context: Context,
-) -> Float[Array, "*batch heads queries v"]:
+) -> Callable[..., Float[Array, "*batch heads queries v"]]:
+    """Returns the fused kernel for these arguments, or `blockwise_attention`."""
+    kernel = chosen_kernel(query, key, value, context)
+    if kernel is None:
+        return blockwise_attention
+
     def fused(
         query: Array,
         key: Array,
@@ -233,11 +223,9 @@ def _fused_attention(
         return kernel.attention(query, key, value, of_arguments)
 
     # Kernels have a gradient, but no derivative in forward mode.
-    attention = own_gradient(
+    return own_gradient(
         fused,
         partial(jax.vjp, fused),
         lambda pull_back, cotangent: pull_back(cotangent),
         derived=blockwise_attention,
     )
-    places = context.mask, context.queries, context.keys
-    return attention(query, key, value, *places, context.scores)

@@ -56,7 +56,7 @@ _SMALLEST_BLOCK, _LARGEST_BLOCK, _MOST_BLOCKS = 64, 128, 16
 _LARGEST_TILE = 2**18
 
 
-def blockwise_attention(
+def _attention(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
@@ -65,7 +65,7 @@ def blockwise_attention(
     key_info: TokenInfo,
     scores: Scores,
 ) -> Float[Array, "*batch heads queries v"]:
-    """Computes the same as `attention.explicit_attention`, tile by tile.
+    """Computes the same as `attend.attend` with explicit attention, tile by tile.
 
     Args:
         query: [*batch, heads, queries, head_dim].
@@ -76,59 +76,40 @@ def blockwise_attention(
         key_info: positions and documents of the keys.
         scores: scale, cap and bias, with the scale set.
     """
-    places = Places(mask, query_info, key_info)
-    if jax.tree.leaves(places):
-        # The masks of all tiles depend on the documents alone. Without the barrier, JAX computes
-        # them once for all layers and stores them, which takes the memory of all scores of a row.
-        query, places = jax.lax.optimization_barrier((query, places))
-    return _attention_with_own_gradient(query, key, value, places, scores)
-
-
-def _attention(
-    query: Float[Array, "*batch heads queries d"],
-    key: Float[Array, "*batch kv_heads keys d"],
-    value: Float[Array, "*batch kv_heads keys v"],
-    places: Places,
-    scores: Scores,
-) -> Float[Array, "*batch heads queries v"]:
-    """Computes `blockwise_attention` with JAX's gradients."""
-    return _forward(query, key, value, places, scores)[0]
+    return _forward(query, key, value, mask, query_info, key_info, scores)[0]
 
 
 def _forward(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
-    places: Places,
+    mask: Mask,
+    query_info: TokenInfo,
+    key_info: TokenInfo,
     scores: Scores,
-) -> tuple[Float[Array, "*batch heads queries v"], PerQuery]:
-    """Returns the output and log Σ exp(score) of each query.
+) -> tuple[Float[Array, "*batch heads queries v"], tuple[Any, ...]]:
+    """Returns the output, and what the backward pass reads: all arguments and log Σ exp(score).
 
     The softmax with a sink s is the softmax over the keys times σ(log Σ exp(score) − s).
     """
+    places = Places(mask, query_info, key_info)
+    if jax.tree.leaves(places):
+        # The masks of all tiles depend on the documents alone. Without the barrier, JAX computes
+        # them once for all layers and stores them, which takes the memory of all scores of a row.
+        query, places = jax.lax.optimization_barrier((query, places))
     forward = _short_forward if _is_short(places) else long_forward
     output, log_total = forward(Operands(group_heads(query, key), key, value), places, scores)
     if (sink := scores.sink_of_groups(key.shape[-3])) is not None:
         share = jax.nn.sigmoid(log_total - sink)
         output = (output * share[..., None]).astype(output.dtype)
         log_total = jnp.logaddexp(log_total, sink)
-    return output.reshape(*query.shape[:-1], value.shape[-1]), log_total
-
-
-def _forward_and_residuals(
-    query: Float[Array, "*batch heads queries d"],
-    key: Float[Array, "*batch kv_heads keys d"],
-    value: Float[Array, "*batch kv_heads keys v"],
-    places: Places,
-    scores: Scores,
-) -> tuple[Float[Array, "*batch heads queries v"], tuple[Any, ...]]:
-    output, log_total = _forward(query, key, value, places, scores)
+    output = output.reshape(*query.shape[:-1], value.shape[-1])
     return output, (query, key, value, places, scores, output, log_total)
 
 
 def _backward(
     residuals: tuple[Any, ...], cotangent: Float[Array, "*batch heads queries v"]
-) -> tuple[Array, Array, Array, None, Scores]:
+) -> tuple[Array, Array, Array, None, None, None, Scores]:
     """Computes the gradients from the residuals of the forward pass.
 
     With weights P and D_i = o_i · do_i: dV = Pᵀ dO, dS = P ⊙ (dO Vᵀ − D), dQ = dS K, dK = dSᵀ Q.
@@ -149,10 +130,10 @@ def _backward(
     d_scores = jax.tree.map(lambda d, x: d.astype(x.dtype), d_scores, scores)
     d_query = d_query.reshape(query.shape).astype(query.dtype)
     d_key, d_value = d_key.astype(key.dtype), d_value.astype(value.dtype)
-    return d_query, d_key, d_value, None, d_scores
+    return d_query, d_key, d_value, None, None, None, d_scores
 
 
-_attention_with_own_gradient = own_gradient(_attention, _forward_and_residuals, _backward)
+blockwise_attention = own_gradient(_attention, _forward, _backward)
 
 
 # ---- a short row: one tile for each block of queries

@@ -41,7 +41,12 @@ def convolutional_of(config: ConvolutionalConfig) -> Model:
     )
     return Model(
         Embedding(
-            config.vocab_size, dim, stddev=stddev, dtype=config.dtype, dropout=config.dropout
+            config.vocab_size,
+            dim,
+            config.max_length,
+            stddev=stddev,
+            dtype=config.dtype,
+            dropout=config.dropout,
         ),
         Stack(layers, dim, norm, initial=initial),
         head_of(config, dim),

@@ -23,7 +23,8 @@ def recurrent_of(config: RecurrentConfig) -> Model:
     layers = tuple(_layer(config) for _ in range(config.num_layers))
     initial = Initial(None, is_normed=False, input_stddev=config.embed_dim**-0.5)
     stack = Stack(layers, config.embed_dim, initial=initial)
-    return Model(_embedding(config, config.vocab_size), stack, head_of(config, _width(config)))
+    embedding = _embedding(config, config.vocab_size, config.max_length)
+    return Model(embedding, stack, head_of(config, _width(config)))
 
 
 @cache
@@ -42,11 +43,11 @@ def recurrent_encoder_decoder_of(config: RecurrentEncoderDecoderConfig) -> Model
         layers[-1] = (*layers[-1], Residual(LuongAttention(), adds=False))
     encoder = tuple(_layer(config) for _ in range(config.num_layers))
     return Model(
-        _embedding(config, config.vocab_size),
+        _embedding(config, config.vocab_size, config.max_length),
         Stack(tuple(layers), dim, initial=initial),
         head_of(config, _width(config)),
         encoder=Model(
-            _embedding(config, config.source_vocab_size or config.vocab_size),
+            _embedding(config, config.num_source_ids, config.longest_source),
             Stack(encoder, dim, initial=initial),
             generates=False,
         ),
@@ -64,6 +65,6 @@ def _width(config: RecurrentConfig) -> int:
     return config.hidden_dim or config.embed_dim
 
 
-def _embedding(config: RecurrentConfig, vocab_size: int) -> Embedding:
-    dim = config.embed_dim
-    return Embedding(vocab_size, dim, stddev=dim**-0.5, dtype=config.dtype, dropout=config.dropout)
+def _embedding(config: RecurrentConfig, vocab_size: int, max_length: int) -> Embedding:
+    dim, dtype, dropout = config.embed_dim, config.dtype, config.dropout
+    return Embedding(vocab_size, dim, max_length, stddev=dim**-0.5, dtype=dtype, dropout=dropout)

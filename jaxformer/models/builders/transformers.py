@@ -82,6 +82,7 @@ def embedding_of(config: TransformerConfig) -> Embedding:
     return Embedding(
         config.vocab_size,
         config.embed_dim,
+        config.max_length,
         positions,
         config.num_token_types,
         norm_of(config) if config.embedding_norm else None,

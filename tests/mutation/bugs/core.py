@@ -98,13 +98,13 @@ BUGS = (
     ),
     Bug(
         "blockwise: the masks of documents are stored for all layers",
-        "functional.attention.blockwise:blockwise_attention",
+        "functional.attention.blockwise:_forward",
         Replace("jax.tree.leaves(places)", "False"),
         "functional/attention/test_blockwise.py::test_masks_of_documents_are_not_stored_for_all_layers",
     ),
     Bug(
         "capturing the weights drops the mask",
-        "functional.attention.attend:explicit_attention",
+        "functional.attention.attend:attend",
         Replace(
             "context.mask(context.queries, context.keys)",
             "context.mask(context.queries, context.keys) | bool(tap.hooks.capture)",

@@ -114,7 +114,7 @@ BUGS = (
     ),
     Bug(
         "scores are multiplied by the mask",
-        "functional.attention.attend:explicit_attention",
+        "functional.attention.attend:attend",
         inside("jnp.where", lambda _: lambda visible, scores, low: scores * visible),
         FORMULA,
     ),

@@ -19,6 +19,7 @@ from jaxformer.functional.losses.chunked import chunked_cross_entropy
 from jaxformer.functional.losses.cross_entropy import cross_entropy
 from jaxformer.functional.positions import rotary, sinusoidal_positions
 from jaxformer.functional.stack import Stack
+from jaxformer.functional.tokens import Tokens
 
 __all__ = [
     "At",
@@ -47,6 +48,7 @@ __all__ = [
     "Start",
     "SubLayer",
     "TokenInfo",
+    "Tokens",
     "Window",
     "block",
     "chunked_cross_entropy",

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.key_values import Cache, CacheSize, init_cache
@@ -28,6 +27,7 @@ from jaxformer.functional.layers.sublayer import Start
 from jaxformer.functional.outputs import Head, Pooler, Transform, head, pack_kernels
 from jaxformer.functional.stack import Stack, run_stack
 from jaxformer.functional.symbolic import nan_if_longer
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Initializers, Weights, split_key
 
 PREFIX = "encoder."  # of the names of the encoder's points
@@ -128,9 +128,9 @@ class Model:
             encoded = self.encode(weights, inputs.of_source(), run.of_encoder(PREFIX, source_key))
         run = replace(run, placement=run.placement.of_stack(self.stack.units))
         if cache is None:
-            tokens = Pass.of_sequences(inputs, run, encoded)
+            tokens = Tokens.of_sequences(inputs, run, encoded)
         else:
-            (tokens, after), states = Pass.of_cache(inputs, cache, run), cache.current_states
+            (tokens, after), states = Tokens.of_cache(inputs, cache, run), cache.current_states
         tap = tokens.tap(run.hooks)
         x = self.embedding(weights, inputs, tokens.new.positions, embed_key, tap)
         x, states, captured, auxiliary = run_stack(

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.attention.contexts import Pass, is_few
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.scores import RelativePositions
 from jaxformer.functional.layers.layer import (
@@ -33,6 +32,7 @@ from jaxformer.functional.layers.layer import (
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.layers.sublayer import Initial, SubLayer, in_pass
 from jaxformer.functional.taps import Hooks, Patch
+from jaxformer.functional.tokens import Tokens, is_few
 from jaxformer.functional.trees import (
     REMAT,
     Weights,
@@ -209,7 +209,7 @@ def run_stack(
     stack: Stack,
     weights: Weights,
     x: Float[Array, "batch length dim"],
-    tokens: Pass,
+    tokens: Tokens,
     states: Sequence[Mapping[str, Any]] | None = None,
     dropout_keys: Sequence[PRNGKeyArray | None] | None = None,
 ) -> StackOutput:
@@ -247,7 +247,7 @@ def run_stack(
 
 
 def layer_steps(
-    stack: Stack, tokens: Pass, scans: bool
+    stack: Stack, tokens: Tokens, scans: bool
 ) -> dict[Layer, Callable[[Weights, Array, LayerInputs], LayerOutput]]:
     """Returns `run_layer` of each different layer, with rematerialization."""
     # With a cache the caller is compiled already. A jit inside it lets JAX trace equal layers once.

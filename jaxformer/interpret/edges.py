@@ -29,12 +29,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.taps import Hooks, Patch
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import (
     attention_of,
@@ -214,7 +214,7 @@ def receiver_input(
     residual: Float[Array, "batch length dim"],
 ) -> Float[Array, "batch heads length d"]:
     """Computes the queries, keys or values of a layer from its input."""
-    tokens = Pass.of_sequences(inputs, model.run())
+    tokens = Tokens.of_sequences(inputs, model.run())
 
     def run(layer: Layer, block: Weights, x: Float[Array, "batch length dim"]) -> Array:
         attention = attention_of(layer)

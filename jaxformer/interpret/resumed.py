@@ -24,7 +24,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.slots import Slots
 from jaxformer.functional.cache.table import SlotView
@@ -33,6 +32,7 @@ from jaxformer.functional.layers.layer import Layer, LayerInputs, run_layer, sub
 from jaxformer.functional.layers.sublayer import in_pass
 from jaxformer.functional.stack import Stack
 from jaxformer.functional.taps import Hooks, Patch
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import (
     attention_of,
@@ -93,11 +93,11 @@ class SweepPlan:
         """The layers of the model."""
         return stack_of_model(self.model)
 
-    def tokens(self, layer: Layer, weights: Weights, first: int) -> Pass:
+    def tokens(self, layer: Layer, weights: Weights, first: int) -> Tokens:
         """Returns the pass of a layer over the tokens from `first` on, which see the whole row."""
         new = TokenInfo(self.length - first, jnp.arange(first, self.length, dtype=jnp.int32))
         row = SlotView(TokenInfo(self.length), jnp.int32(first))
-        tokens = Pass(new, self.model.run(), {None: row})
+        tokens = Tokens(new, self.model.run(), {None: row})
         return in_pass(sublayers_of(layer), tokens, weights)
 
 
@@ -208,7 +208,7 @@ def patched_token(
     hooks = Hooks(patch={name: Patch(True, x) for name, x in replaced.items()})
 
     def run(layer: Layer, block: Weights, x: Float[Array, "batch 1 dim"]) -> Array:
-        alone = Pass(TokenInfo(1), plan.model.run())  # its attention is replaced
+        alone = Tokens(TokenInfo(1), plan.model.run())  # its attention is replaced
         alone = in_pass(sublayers_of(layer), alone, weights)
         return run_layer(layer, alone, block, x, LayerInputs(hooks=hooks)).x
 
@@ -261,7 +261,7 @@ def remaining(
 
 
 def store(
-    layer: Layer, tokens: Pass, weights: Weights, x: Float[Array, "batch new dim"], cached: Slots
+    layer: Layer, tokens: Tokens, weights: Weights, x: Float[Array, "batch new dim"], cached: Slots
 ) -> Slots:
     """Returns the slots of a layer with the keys and values of the tokens in x."""
     attention = attention_of(layer)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from jaxformer.functional.attention import contexts
 from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 
@@ -58,7 +57,7 @@ def test_long_chunks_are_one_pass(seed, segments, chunks):
     """Chunks above FEW_QUERIES take another code path after a cached text; here the limit is 2."""
     model = tiny.build(**WINDOW, rotary_base=9.0)  # a config that was not compiled before
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
-    with mock.patch.object(contexts, "FEW_QUERIES", 2):
+    with mock.patch("jaxformer.functional.tokens.FEW_QUERIES", 2):
         logits, _ = chunked(model, variables, tokens, chunks, segments)
     tiny.close(logits, tiny.apply(model)(variables, tokens, segments), where=segments != 0)
 

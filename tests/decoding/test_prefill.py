@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.decoding.prepared import weights_of
 from jaxformer.decoding.steps import prefill
-from jaxformer.functional.attention import contexts
 from jaxformer.functional.inputs import Inputs
 from tests.properties import tiny
 from tests.properties.models import MODELS
@@ -29,7 +28,7 @@ CACHED = {
 def many_queries():
     """Eleven tokens count as many, as more than 64 do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(contexts, "FEW_QUERIES", 2)
+        patch.setattr("jaxformer.functional.tokens.FEW_QUERIES", 2)
         jax.clear_caches()
         yield
     jax.clear_caches()

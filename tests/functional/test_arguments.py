@@ -9,10 +9,10 @@ import pytest
 
 import jaxformer as jf
 from jaxformer import functional
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.layers.feedforward import init_feed_forward
+from jaxformer.functional.tokens import Tokens
 from jaxformer.models.builders.transformers import stack_of
 from tests.properties import tiny
 
@@ -23,7 +23,7 @@ IDS = jnp.zeros((2, 3), jnp.int32)
 CONFIG = jf.DecoderConfig(embed_dim=4, num_heads=2, num_layers=1, vocab_size=5).resolved
 STACK = stack_of(CONFIG)
 LAYER = STACK.layers[0]
-TOKENS = Pass.of_sequences(Inputs(X), Run(jf.Execution()))
+TOKENS = Tokens.of_sequences(Inputs(X), Run(jf.Execution()))
 FEED = init_feed_forward(KEY, 4, 6, "swiglu")
 BLOCK = jax.tree.map(lambda x: x[0], STACK.init(KEY))
 GOOD = {

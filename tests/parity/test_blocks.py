@@ -14,8 +14,8 @@ from jaxformer.functional import (  # noqa: E402
     TokenInfo,
     block,
 )
-from jaxformer.functional.attention.contexts import Pass  # noqa: E402
 from jaxformer.functional.inputs import Forward, Inputs, Run  # noqa: E402
+from jaxformer.functional.tokens import Tokens  # noqa: E402
 from jaxformer.models.builders.transformers import stack_of  # noqa: E402
 from tests.parity import peers  # noqa: E402
 
@@ -36,7 +36,7 @@ def torch_attention(take, name):
 
 def row(x, segments):
     """The pass over padded rows, in which each row is one document."""
-    return Pass.of_sequences(Inputs(jnp.asarray(x), jnp.asarray(segments)), Run(jf.Execution()))
+    return Tokens.of_sequences(Inputs(jnp.asarray(x), jnp.asarray(segments)), Run(jf.Execution()))
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])

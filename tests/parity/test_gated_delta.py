@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch", reason="parity needs torch, which is not in
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 
 from jaxformer.functional import GatedDelta  # noqa: E402
-from jaxformer.functional.attention.contexts import Pass  # noqa: E402
 from jaxformer.functional.attention.token_info import TokenInfo  # noqa: E402
 from jaxformer.functional.inputs import Run  # noqa: E402
 from jaxformer.functional.layers.sublayer import At  # noqa: E402
+from jaxformer.functional.tokens import Tokens  # noqa: E402
 from jaxformer.models.config import Execution  # noqa: E402
 from tests.parity.peers import gradients, randomised, weights  # noqa: E402
 
@@ -63,7 +63,7 @@ def test_it_is_the_layer_of_transformers(sizes, length):
     x = np.random.default_rng(0).normal(size=(2, length, DIM)).astype(np.float32)
     theirs = peer(torch.as_tensor(x))
     theirs.square().sum().backward()
-    tokens = Pass(TokenInfo(length), Run(Execution()))
+    tokens = Tokens(TokenInfo(length), Run(Execution()))
 
     def ours(params):
         return layer(params, jnp.asarray(x), At(layer.context(tokens, {}))).x

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import DenseMask
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.layers.attention import Attention
 from jaxformer.functional.stack import run_stack
+from jaxformer.functional.tokens import Tokens
 from jaxformer.verify import rules
 from tests.properties import tiny
 from tests.properties.witness import by_jacobian, changed, exactly, jacobian, one_number, within
@@ -165,7 +165,7 @@ def jacobian_through_tables(attention, layers):
 
         stack = model.architecture.stack
         stack = replace(stack, layers=tuple(map(with_table, stack.layers)))
-        tokens = Pass.of_sequences(Inputs(x), Run(model.execution))
+        tokens = Tokens.of_sequences(Inputs(x), Run(model.execution))
 
         def output(x):
             return one_number(run_stack(stack, {"blocks": blocks}, x, tokens).x)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from jaxformer.functional.attention.attend import Context, attend
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Causal, Mask, Packed
 from jaxformer.functional.attention.scores import Alibi, RelativePositions, Scores
@@ -32,6 +31,7 @@ from jaxformer.functional.layers.sublayer import (
 from jaxformer.functional.linear.affine import fuse_linear, init_linear, linear
 from jaxformer.functional.positions import rotary
 from jaxformer.functional.row_size import RowSize
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 PARTS = ("query", "key", "value")
@@ -163,7 +163,7 @@ class Attention(SubLayer):
         rest = {name: x for name, x in weights.items() if name not in PARTS}
         return {**rest, "query_key_value": fused}
 
-    def context(self, tokens: Pass, shared: Weights) -> Context:
+    def context(self, tokens: Tokens, shared: Weights) -> Context:
         """Returns what the queries attend to."""
         bias = None if self.bias is None else self.bias.with_weights(shared)
         return tokens.self_attention(self.mask, Scores(self.scale, self.softcap, bias))

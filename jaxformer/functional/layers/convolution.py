@@ -24,7 +24,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import Mask, Visible
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.layers.feedforward import activate, activation_power
@@ -32,6 +31,7 @@ from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, Sub
 from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.symbolic import at_most
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 
@@ -139,7 +139,7 @@ class Convolution(SubLayer):
         reach = max(0, -min(self.offsets))
         return jnp.zeros((start.batch_size, reach, start.dim), start.dtype)
 
-    def context(self, tokens: Pass, shared: Weights) -> TokenOrder:
+    def context(self, tokens: Tokens, shared: Weights) -> TokenOrder:
         """Returns the order of the tokens."""
         return TokenOrder.of(tokens.new)
 

@@ -7,7 +7,6 @@ from typing import ClassVar, NamedTuple
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.attend import Context, KeysValues, attend
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.cache.slots import SourceSlots
@@ -23,6 +22,7 @@ from jaxformer.functional.layers.sublayer import (
 )
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.row_size import RowSize, product_flops
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 
@@ -71,7 +71,7 @@ class ReadsSource(SubLayer):
         products = product_flops(own, row.length) + product_flops(read, row.source_length)
         return products + self.group_size * scores * row.length * row.source_length
 
-    def context(self, tokens: Pass, shared: Weights) -> SourceContext:
+    def context(self, tokens: Tokens, shared: Weights) -> SourceContext:
         """See `SubLayer`."""
         encoded = None if tokens.encoded is None else tokens.encoded.hidden
         return SourceContext(tokens.source_attention(self.scores()), encoded)

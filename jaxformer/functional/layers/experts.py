@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.layers.expert_products import by_expert
 from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.sublayer import (
@@ -35,6 +34,7 @@ from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.row_size import RowSize, product_flops
 from jaxformer.functional.taps import NO_TAP, TapFunction
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 _OF_ALL = {"router", "shared", "shared_gate"}  # weights without an axis of experts
@@ -226,7 +226,7 @@ class Experts(SubLayer):
         }
         return axes | {f"shared/{path}": axes for path, axes in of_expert}
 
-    def context(self, tokens: Pass, shared: Weights) -> Int[Array, "batch length"] | None:
+    def context(self, tokens: Tokens, shared: Weights) -> Int[Array, "batch length"] | None:
         """Returns the segments of the tokens, which say which are padding."""
         return tokens.new.segments
 

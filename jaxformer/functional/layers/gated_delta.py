@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Causal, Mask, Packed
 from jaxformer.functional.layers.causal_convolution import (
@@ -44,6 +43,7 @@ from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.placement import vary_alike
 from jaxformer.functional.row_size import RowSize
 from jaxformer.functional.symbolic import Size, at_most, is_known
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 CHUNK = 64  # the most tokens of a chunk, a power of two
@@ -303,7 +303,7 @@ class GatedDelta(SubLayer):
         """See `SubLayer`."""
         return self.num_key_heads, self.num_value_heads
 
-    def context(self, tokens: Pass, shared: Weights) -> DeltaContext:
+    def context(self, tokens: Tokens, shared: Weights) -> DeltaContext:
         """Returns the tokens of the pass."""
         new = tokens.new
         is_token = None if new.segments is None else new.segments != 0

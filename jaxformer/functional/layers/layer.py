@@ -20,12 +20,12 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.arguments import checks_arguments
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer, in_pass
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights, split_key
 
 
@@ -40,7 +40,7 @@ class PartAt(NamedTuple):
         points: the names of the residual stream after each sub-layer of the part.
     """
 
-    tokens: Pass
+    tokens: Tokens
     states: Mapping[str, Any]
     dropout_key: PRNGKeyArray | None
     tap: Tap
@@ -218,7 +218,7 @@ class LayerOutput(NamedTuple):
 
 def run_layer(
     layer: Layer,
-    tokens: Pass,
+    tokens: Tokens,
     weights: Weights,
     x: Float[Array, "*batch length dim"],
     inputs: LayerInputs = LayerInputs(),  # noqa: B008 (never changed)
@@ -243,7 +243,7 @@ def run_layer(
 
 
 def check_block(
-    weights: Any, x: Float[Any, "*batch dim"], layer: tuple, tokens: Pass, shared: Any
+    weights: Any, x: Float[Any, "*batch dim"], layer: tuple, tokens: Tokens, shared: Any
 ) -> None:
     """Raises ValueError unless the weights are those of the layer."""
     if not isinstance(weights, Mapping):
@@ -266,7 +266,7 @@ def block(
     weights: Weights,
     x: Float[Array, "*batch length dim"],
     layer: tuple,
-    tokens: Pass,
+    tokens: Tokens,
     shared: Weights = {},  # noqa: B006 (never changed)
 ) -> Output:
     """Computes one layer, as `run_layer` does, after checking that the weights fit it.
@@ -275,7 +275,7 @@ def block(
         weights: the weights of its sub-layers and norms, by name.
         x: the residual stream.
         layer: the parts of the layer, each a `Residual` or a `Parallel`.
-        tokens: the tokens, such as `Pass.of_sequences(Inputs(x), Run(Execution()))`.
+        tokens: the tokens, such as `Tokens.of_sequences(Inputs(x), Run(Execution()))`.
         shared: the weights that all layers of a stack share, such as relative positions.
 
     Raises:

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import Causal, Mask
 from jaxformer.functional.inputs import Forward
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
@@ -23,6 +22,7 @@ from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.placement import vary_alike
 from jaxformer.functional.symbolic import Size
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 State = tuple[Float[Array, "*batch hidden"], ...]  # of one layer; the first part is h
@@ -269,7 +269,7 @@ class Recurrent(SubLayer):
             )
         return RecurrentState(self.zeros(rows), initial)
 
-    def context(self, tokens: Pass, shared: Weights) -> tuple[Times, State | None]:
+    def context(self, tokens: Tokens, shared: Weights) -> tuple[Times, State | None]:
         """Returns (documents, padding and positions; the state at which documents begin)."""
         documents, positions = tokens.new.segments, tokens.new.positions
         times = Times(positions=positions)

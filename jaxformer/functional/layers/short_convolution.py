@@ -16,7 +16,6 @@ from typing import ClassVar
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import Causal, Mask, Packed, Window
 from jaxformer.functional.layers.causal_convolution import (
     causal_convolution,
@@ -35,6 +34,7 @@ from jaxformer.functional.layers.sublayer import (
 from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.taps import NO_TAP, TapFunction
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 _MAPS = ("input_gate", "output_gate", "value")
@@ -124,7 +124,7 @@ class ShortConvolution(SubLayer):
             "convolution/bias": ("hidden",),
         }
 
-    def context(self, tokens: Pass, shared: Weights) -> TokenOrder:
+    def context(self, tokens: Tokens, shared: Weights) -> TokenOrder:
         """Returns the order of the tokens."""
         return TokenOrder.of(tokens.new)
 

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.attention.contexts import Pass
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.slots import SlotSize
@@ -19,6 +18,7 @@ from jaxformer.functional.inputs import Forward
 from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.row_size import RowSize, product_flops
 from jaxformer.functional.taps import NO_TAP, Tap
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 GATE_POWER = 0.2934  # E[σ(z)²] for z ~ N(0, 1)
@@ -150,7 +150,7 @@ class SubLayer(ABC):
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
         """Computes the function, the state after the tokens, and auxiliary sums."""
 
-    def context(self, tokens: Pass, shared: Weights) -> Any:
+    def context(self, tokens: Tokens, shared: Weights) -> Any:
         """Returns what all layers with this sub-layer share in a pass; None: nothing.
 
         Args:
@@ -210,6 +210,6 @@ class SubLayer(ABC):
         return ()
 
 
-def in_pass(sublayers: Iterable[SubLayer], tokens: Pass, shared: Weights) -> Pass:
+def in_pass(sublayers: Iterable[SubLayer], tokens: Tokens, shared: Weights) -> Tokens:
     """Returns the pass with the context of each sub-layer; `shared` are the model's weights."""
     return replace(tokens, contexts={x: x.context(tokens, shared) for x in sublayers})

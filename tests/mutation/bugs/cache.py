@@ -36,7 +36,7 @@ BUGS = (
     ),
     Bug(
         "a first pass sees padding of the prompts",
-        "functional.attention.contexts:Pass.self_attention",
+        "functional.tokens:Tokens.self_attention",
         Replace(
             "context = self._without_slots(mask, scores)",
             "context = replace(self, new=replace(self.new, segments=None))"

@@ -200,7 +200,7 @@ BUGS = (
     ),
     Bug(
         "a long chunk counts its positions from 0",
-        "functional.attention.contexts:Pass.self_attention",
+        "functional.tokens:Tokens.self_attention",
         long_chunks_from_zero,
         f"{CHUNKING}::test_long_chunks_are_one_pass",
     ),
@@ -250,7 +250,7 @@ BUGS = (
     ),
     Bug(
         "the source's padding is seen by cross-attention",
-        "functional.attention.contexts:Pass.source_attention",
+        "functional.tokens:Tokens.source_attention",
         then(
             lambda x: x if x.is_decoding_step else replace(x, keys=replace(x.keys, segments=None))
         ),
@@ -258,7 +258,7 @@ BUGS = (
     ),
     Bug(
         "cached cross-attention sees the source's padding",
-        "functional.attention.contexts:Pass.source_attention",
+        "functional.tokens:Tokens.source_attention",
         then(
             lambda x: replace(x, keys=replace(x.keys, segments=None)) if x.is_decoding_step else x
         ),

@@ -229,14 +229,14 @@ BUGS = (
     ),
     Bug(
         "the caller's mask gets indices, not positions",
-        "functional.attention.contexts:Pass._without_slots",
+        "functional.tokens:Tokens._without_slots",
         Replace("mask.needs_positions", "False"),
         f"{OWN_MASK}::test_jacobian_is_the_callers_rule "
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass",
     ),
     Bug(
         "cached attention uses the causal mask only",  # not a window, a prefix or a caller's mask
-        "functional.attention.contexts:Pass.self_attention",
+        "functional.tokens:Tokens.self_attention",
         causal_alone,
         f"{AUTOREGRESSIVE}::test_any_chunking_is_one_pass "
         f"{CHUNKING}::test_a_prefix_read_in_one_chunk_is_one_pass "

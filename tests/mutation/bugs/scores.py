@@ -49,7 +49,7 @@ BUGS = (
     ),
     Bug(
         "the bias uses indices, not positions",
-        "functional.attention.contexts:Pass._without_slots",
+        "functional.tokens:Tokens._without_slots",
         Replace("scores.bias is not None", "False"),
         f"{INVARIANCE}::test_the_model_is_its_formula",
     ),

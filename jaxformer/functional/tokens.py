@@ -1,4 +1,4 @@
-"""The contexts of a pass: of complete sequences, of new tokens over a cache, and of a source."""
+"""The tokens of a pass, and what they attend to: each other, the slots of a cache, or a source."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -40,7 +40,7 @@ def is_step(run: Run, num_queries: Size, point: str = "attention.weights") -> bo
 
 
 @dataclass(frozen=True)
-class Pass:
+class Tokens:
     """The tokens of a pass, and the earlier ones and the sources that its layers can read.
 
     Attributes:
@@ -61,7 +61,7 @@ class Pass:
     contexts: Mapping[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_sequences(cls, inputs: Inputs, run: Run, encoded: Forward | None = None) -> "Pass":
+    def of_sequences(cls, inputs: Inputs, run: Run, encoded: Forward | None = None) -> "Tokens":
         """Returns the pass over complete sequences; `encoded` is the result for their sources."""
         length, source = inputs.tokens.shape[1], None
         positions, documents = jnp.arange(length, dtype=jnp.int32), None
@@ -73,7 +73,7 @@ class Pass:
         return cls(TokenInfo(length, positions, documents), run, None, source, encoded)
 
     @classmethod
-    def of_cache(cls, inputs: Inputs, cache: Cache, run: Run) -> tuple["Pass", Cache]:
+    def of_cache(cls, inputs: Inputs, cache: Cache, run: Run) -> tuple["Tokens", Cache]:
         """Returns (the pass over tokens that continue a cache, the cache with their slots)."""
         segments = continued_segments(inputs.segments, cache.cursor, inputs.tokens.shape[:2])
         cache, new, slots = cache.append(segments)

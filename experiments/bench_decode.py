@@ -73,7 +73,7 @@ def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, r
     import jax.numpy as jnp
 
     import jaxformer as jf
-    from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
+    from jaxformer.decoding.steps import STEPS, Choice, choose_first, decode_block, prefill
     from jaxformer.functional.inputs import Inputs
 
     model = jf.Decoder(replace(jf.preset(preset), dtype=dtype))
@@ -86,7 +86,8 @@ def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, r
     def seconds(capacity: int) -> float:
         cache = jf.start(model, prepared, 1, capacity)
         passed = prefill(model, weights, inputs, cache)
-        state = jax.block_until_ready(first_token(passed, choice)[0])
+        state, _ = choose_first(passed.logits, passed.captured, choice)
+        state = jax.block_until_ready(state._replace(cache=passed.cache))
         return Rounds().time(lambda: decode_block(model, weights, state, choice, live)) / STEPS
 
     return in_turn({capacity: partial(seconds, capacity) for capacity in capacities}, rounds)

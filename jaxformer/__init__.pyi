@@ -13,10 +13,14 @@ from . import (
     verify as verify,
 )
 from .artifacts.saved import save as save
-from .decoding.autoregressive import advance as advance, inspect as inspect, start as start
+from .decoding.autoregressive import (
+    advance as advance,
+    inspect as inspect,
+    prepare as prepare,
+    start as start,
+)
 from .decoding.beam import Hypotheses as Hypotheses, beam_search as beam_search
 from .decoding.generate import Generation as Generation, generate as generate
-from .decoding.prepared import prepare as prepare
 from .decoding.sampling import Sampler as Sampler
 from .decoding.score import score as score
 from .functional.taps import Patch as Patch

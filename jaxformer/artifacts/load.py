@@ -10,7 +10,7 @@ import jax
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_generation, parse_kind
 from jaxformer.artifacts.saved import read_saved, stored_tokenizer
 from jaxformer.artifacts.tokenizer import Tokenizer, opening_texts
-from jaxformer.decoding.prepared import prepare
+from jaxformer.decoding.autoregressive import prepare
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig

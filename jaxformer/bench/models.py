@@ -20,9 +20,8 @@ from jaxformer.bench.measurement import (
     TimeSource,
     Timing,
 )
-from jaxformer.decoding.generate import generate
-from jaxformer.decoding.prepared import prepare, weights_of
-from jaxformer.decoding.result import Generation
+from jaxformer.decoding.autoregressive import prepare, weights_of
+from jaxformer.decoding.generate import Generation, generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.trees import Weights

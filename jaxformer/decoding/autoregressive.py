@@ -1,19 +1,19 @@
-"""Functions of every autoregressive model: start a cache, advance it, and inspect a pass."""
+"""Functions of every autoregressive model: prepare, start, advance and inspect."""
 
+import os
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.decoding.cache_slots import checked_slots
-from jaxformer.decoding.prepared import weights_of
+from jaxformer.decoding.loop_cache import checked_slots
 from jaxformer.functional.cache.key_values import Cache, CacheSize
 from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.machine import platform
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
@@ -33,7 +33,9 @@ def check_not_traced(name: str, *trees: Any) -> None:
 
 
 def check_finite_logits(
-    broken: Bool[np.ndarray, " batch"] | np.bool_, variables: Variables
+    broken: Bool[np.ndarray, " batch"] | np.bool_,
+    variables: Variables,
+    rows: Int[np.ndarray, " batch"] | None = None,
 ) -> None:
     """Raises FloatingPointError if the logits of a row are NaN, since no token follows from them.
 
@@ -42,13 +44,65 @@ def check_finite_logits(
     Args:
         broken: bool [batch], True for rows whose logits are NaN.
         variables: the model's variables.
+        rows: the numbers of the rows in the call; None: 0, 1, 2, …
     """
     if not broken.any():
         return
+    row = int(broken.argmax() if rows is None else rows[broken.argmax()])
     leaves = jax.tree_util.tree_leaves_with_path(variables)
     names = [jax.tree_util.keystr(path) for path, x in leaves if not jnp.isfinite(x).all()]
     why = f"nor are the weights {', '.join(names[:3])}" if names else "the weights are"
-    raise FloatingPointError(f"the logits of row {int(broken.argmax())} are not finite; {why}")
+    raise FloatingPointError(f"the logits of row {row} are not finite; {why}")
+
+
+@in_auto_axes
+def prepare(model: LanguageModel, variables: Variables) -> Variables:
+    """Returns {"prepared": …}, which `start`, `advance` and `generate` accept as variables.
+
+    These are the weights in the layout for decoding, a second copy in memory. `generate` and
+    `beam_search` prepare params at every call: prepare them once yourself, or use
+    `checkpoint.prepared()`, to generate repeatedly.
+
+    Args:
+        model: an autoregressive model.
+        variables: its variables, {"params": …}; a result of `prepare` is returned unchanged.
+
+    Raises:
+        ValueError: the model is not autoregressive, or the variables have no params.
+    """
+    require_autoregressive(model)
+    if "prepared" in variables:
+        return variables
+    return {"prepared": prepare_weights(model, weights_of(variables), parallel_parts())}
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def prepare_weights(model: LanguageModel, params: Weights, parts: int) -> Weights:
+    """Repacks the params in one compiled program; see `prepare`."""
+    return model.prepare(params, parts)
+
+
+def parallel_parts() -> int:
+    """Returns the number of parts of a product that XLA computes in parallel.
+
+    It is the number of cores of a CPU, at most 8, and 1 for an accelerator.
+    """
+    return min(os.cpu_count() or 1, 8) if platform() == "cpu" else 1
+
+
+def weights_of(variables: Variables) -> Weights:
+    """Returns the weights of variables, for the methods of a model.
+
+    Raises:
+        ValueError: the variables have no weights.
+    """
+    for name in ("prepared", "params"):
+        if name in variables:
+            return variables[name]
+    raise ValueError(
+        f"variables hold {', '.join(variables) or 'nothing'}; they must hold 'prepared' or "
+        "'params' (model.init gives 'params', prepare 'prepared')"
+    )
 
 
 @in_auto_axes
@@ -203,25 +257,15 @@ def inspect(
     Raises:
         ValueError: see `advance`.
     """
-    if cache is not None:
-        require_autoregressive(model)
-        if source is not None:
-            raise ValueError("source was given with a cache; the cache has read its source")
-    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
-    check_tokens(tokens, model.config, segments)
     if cache is None:
-        read = model.read_source(source)
-        if read is not None and len(read.tokens) != len(tokens):
-            raise ValueError(f"source has {len(read.tokens)} rows; tokens have {len(tokens)}")
-        model.check(variables)
-        read_tokens = Inputs(jnp.asarray(tokens), segments)
-        inputs = (
-            read_tokens
-            if read is None
-            else replace(read_tokens, source=read.tokens, source_segments=read.segments)
-        )
+        inputs = complete_inputs(model, variables, tokens, segments, source)
         hooks = hooks_of_texts(capture, patch, model.points, inputs)
         return _inspect(model, variables, inputs, None, hooks, None, False)
+    require_autoregressive(model)
+    if source is not None:
+        raise ValueError("source was given with a cache; the cache has read its source")
+    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
+    check_tokens(tokens, model.config, segments)
     hooks = checked_hooks(capture, patch, model.points, length=cache.capacity)
     if any(name.startswith("encoder.") for name in (*hooks.capture, *hooks.patch)):
         raise ValueError(
@@ -232,6 +276,29 @@ def inspect(
     run = _inspect_in_trace if isinstance(cache.length, jax.core.Tracer) else _inspect
     inputs = Inputs(jnp.asarray(tokens), segments)
     return run(model, variables, inputs, cache, hooks, live, bool(keep_states))
+
+
+def complete_inputs(
+    model: LanguageModel,
+    variables: Variables,
+    tokens: AnyArray,
+    segments: AnyArray | None,
+    source: Any,
+) -> Inputs:
+    """Returns complete sequences and their sources as inputs.
+
+    Raises:
+        ValueError: the tokens, the segments, the source or the variables are not accepted.
+    """
+    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
+    check_tokens(tokens, model.config, segments)
+    model.check(variables)
+    read = model.read_source(source)
+    if read is None:
+        return Inputs(tokens, segments)
+    if len(read.tokens) != len(tokens):
+        raise ValueError(f"source has {len(read.tokens)} rows; tokens have {len(tokens)}")
+    return Inputs(tokens, segments, None, read.tokens, read.segments)
 
 
 def _inspect_in_trace(

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxformer.decoding.autoregressive import start_cache
-from jaxformer.decoding.cache_slots import prompt_bucket, slots
+from jaxformer.decoding.loop_cache import prompt_bucket, slots
 from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.taps import NO_HOOKS
 from jaxformer.functional.trees import Weights

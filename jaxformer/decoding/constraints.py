@@ -90,7 +90,7 @@ def rules_of(
     prompts: Sequence[Int[np.ndarray, " length"]],
     width: int,
     max_new_tokens: int,
-    stop_tokens: Int[np.ndarray, " stops"],
+    stop_tokens: Int[Array | np.ndarray, " stops"],
     source: Any = None,
 ) -> Rules | None:
     """Returns the constraints of a call as a value; None if there are none.

@@ -6,30 +6,35 @@ After each block the host checks whether every row has stopped. Shapes come in b
 The cache starts with the slots of the first block and grows while rows continue.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from jaxformer.decoding.autoregressive import check_finite_logits, check_not_traced, start_captured
-from jaxformer.decoding.batches import Batch, Texts, batches_of, in_order, one_batch, rows_at_once
-from jaxformer.decoding.cache_slots import live_slots, slots, with_slots
-from jaxformer.decoding.constraints import NO_TOKEN, constraints_of_call, rules_of
-from jaxformer.decoding.prepared import prepare, weights_of
-from jaxformer.decoding.result import (
-    WEIGHTS,
-    Generation,
-    by_position,
-    collected,
-    first_rows,
-    new_tokens,
+from jaxformer.decoding.autoregressive import (
+    check_finite_logits,
+    check_not_traced,
+    prepare,
+    start_captured,
+    weights_of,
 )
-from jaxformer.decoding.sampling import Sampler, SamplerArrays, default_sampler
-from jaxformer.decoding.steps import STEPS, Choice, decode_block, first_token, prefill
+from jaxformer.decoding.batches import Batch, Texts, batches_of, in_order, one_batch, rows_at_once
+from jaxformer.decoding.constraints import NO_TOKEN, constraints_of_call, rules_of
+from jaxformer.decoding.loop_cache import live_slots, slots, with_slots
+from jaxformer.decoding.sampling import Sampler, default_sampler
+from jaxformer.decoding.steps import (
+    STEPS,
+    WEIGHTS,
+    Block,
+    Choice,
+    choose_first,
+    decode_block,
+    prefill,
+)
 from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import Hooks, Patch
@@ -44,6 +49,26 @@ from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import batch_bucket, padded, row_of_ids
 
 Prompts = Sequence[Sequence[int]] | Int[Array | np.ndarray, "batch length"]
+
+
+class Generation(NamedTuple):
+    """Result of `generate`.
+
+    Attributes:
+        tokens: int [batch, max_new_tokens], 0 after the end of a row.
+        lengths: int [batch], number of new tokens, the stop token included.
+        log_probs: float32 [batch, max_new_tokens], log P of each token under the model, before
+            temperature and truncation, 0 after the end.
+        captured: {name: [layers, batch, max_new_tokens, …]}, entry t from the pass that predicted
+            token t, 0 after the end. Points outside of the layers have no layer axis. The keys of
+            "attention.weights" are the positions of the row, prompt first. Points of an encoder,
+            which reads once, are [layers, sources, …].
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    log_probs: np.ndarray
+    captured: dict[str, np.ndarray]
 
 
 @in_auto_axes
@@ -119,18 +144,9 @@ def generate(
         source_length=None if source is None else max(map(np.size, source)),
         steps=max_new_tokens,
     )
+    choice = Choice(sampler.arrays(), None if sampler.greedy else key, stops)
     call = _Call(
-        model=model,
-        variables=variables,
-        weights=weights,
-        arrays=sampler.arrays(),
-        key=None if sampler.greedy else key,
-        stops=stops,
-        constraints=constraints,
-        max_new_tokens=max_new_tokens,
-        num_rows=len(texts),
-        hooks=hooks,
-        on_tokens=on_tokens,
+        model, variables, weights, choice, constraints, max_new_tokens, len(texts), hooks, on_tokens
     )
     given = Texts(texts, source)
     most = rows_at_once(model, weights, given, max_new_tokens, batch_size)
@@ -148,29 +164,27 @@ class _Call:
     """The arguments of a call that all its batches share.
 
     Attributes:
+        choice: how tokens are chosen, without what depends on the batch.
         num_rows: number of prompts of the call.
     """
 
     model: LanguageModel
     variables: Variables
     weights: Weights
-    arrays: SamplerArrays | None
-    key: PRNGKeyArray | None
-    stops: Int[np.ndarray, " stops"]
+    choice: Choice
     constraints: Constraints
     max_new_tokens: int
     num_rows: int
     hooks: Hooks
     on_tokens: Callable[[list[list[int]]], None] | None
 
-    def report(self, tokens: Int[np.ndarray, "batch steps"], room: int, batch: Batch) -> None:
+    def report(self, tokens: Int[np.ndarray, "steps rows"], batch: Batch) -> None:
         """Calls `on_tokens` with the new tokens of a batch; the remaining rows have none."""
         if self.on_tokens is None:
             return
         found: list[list[int]] = [[] for _ in range(self.num_rows)]
-        rows = new_tokens(tokens[: batch.batch_size], room)
-        for row, ids in zip(batch.own_rows, rows, strict=True):
-            found[row] = ids
+        for row, ids in zip(batch.own_rows, tokens[:, : batch.batch_size].T, strict=True):
+            found[row] = ids[ids != NO_TOKEN].tolist()
         self.on_tokens(found)
 
 
@@ -186,27 +200,92 @@ def _continued(call: _Call, batch: Batch) -> Generation:
     cache, read = start_captured(model, ready, source, size, hooks.at_step(0))
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache, hooks)
     found, room = [], most
-    rules = rules_of(call.constraints, texts, width, most, call.stops, source)
-    choice = Choice(call.arrays, call.key, call.stops, rules, batch.rows.astype(np.int32))
+    rules = rules_of(call.constraints, texts, width, most, call.choice.stops, source)
+    choice = call.choice._replace(rules=rules, rows=batch.rows.astype(np.int32))
     generated = None if rules is None else np.full((rows, num_keys), NO_TOKEN, np.int32)
-    state, new = first_token(passed, choice, np.int32(batch.batch_size), generated)
+    batch_size = np.int32(batch.batch_size)
+    state, new = choose_first(passed.logits, passed.captured, choice, batch_size, generated)
+    state = state._replace(cache=passed.cache)
     while True:
         found.append(jax.tree.map(to_host, new))
-        broken = np.isnan(found[-1].log_probs[:, :room]).any(axis=1)
-        check_finite_logits(batch.of_call(broken, call.num_rows), call.variables)
-        call.report(found[-1].tokens, room, batch)
-        room -= found[-1].tokens.shape[1]
+        tokens, log_probs, _ = found[-1]
+        check_finite_logits(np.isnan(log_probs[:room]).any(axis=0), call.variables, batch.rows)
+        call.report(tokens[:room], batch)
+        room -= len(tokens)
         if room <= 0 or to_host(state.stopped).all():
             break
         needed = width + most - room - 1 + STEPS
         state = state._replace(cache=with_slots(state.cache, needed))
         live = live_slots(state.cache, needed)
         state, new = decode_block(model, weights, state, choice, live, hooks)
-    generation = collected(found, most, model.layer_points, num_keys)
-    weights_by_position = by_position(generation.captured, list(map(len, texts)), width)
-    captured = {**jax.tree.map(to_host, read), **generation.captured, **weights_by_position}
-    generation = generation._replace(captured=captured)
-    return first_rows(generation, batch.batch_size, model.layer_points)
+    return _collected(model.layer_points, batch, found, jax.tree.map(to_host, read), most, num_keys)
+
+
+def _collected(
+    layer_points: Collection[str],
+    batch: Batch,
+    blocks: Sequence[Block],
+    read: Mapping[str, np.ndarray],
+    max_new_tokens: int,
+    num_keys: int,
+) -> Generation:
+    """Concatenates the blocks of a batch.
+
+    Args:
+        layer_points: names of captured values that have a layer axis.
+        batch: the batch. Its repetitions are not returned.
+        blocks: the blocks, in order.
+        read: the values captured while the sources were read.
+        max_new_tokens: number of tokens of the result.
+        num_keys: number of keys of the attention weights, of which early blocks have fewer.
+    """
+    number = batch.batch_size
+
+    def joined(steps: Sequence[Array | np.ndarray], fill: int = 0) -> np.ndarray:
+        whole = np.concatenate(steps)[:max_new_tokens]
+        widths = [(0, max_new_tokens - len(whole)), *[(0, 0)] * (whole.ndim - 1)]
+        return np.pad(whole, widths, constant_values=fill)
+
+    def first_rows(name: str, x: np.ndarray) -> np.ndarray:
+        return x[:, :number] if name in layer_points else x[:number]
+
+    tokens = joined([block.tokens for block in blocks], NO_TOKEN).T[:number]
+    log_probs = joined([block.log_probs for block in blocks]).T[:number]
+    is_there = tokens != NO_TOKEN
+    captured = {name: first_rows(name, x) for name, x in read.items()}
+    for name in blocks[0].captured:
+        steps = [block.captured[name] for block in blocks]
+        if name == WEIGHTS:
+            steps = [_with_keys(x, num_keys) for x in steps]
+        batch_axis = 1 if name in layer_points else 0
+        x = first_rows(name, np.moveaxis(joined(steps), 0, batch_axis + 1))
+        mask = is_there.reshape(*is_there.shape, *[1] * (x.ndim - batch_axis - 2))
+        captured[name] = np.where(mask, x, 0)
+    if WEIGHTS in captured:
+        lengths = [len(x) for x in batch.texts.prompts[:number]]
+        captured[WEIGHTS] = _by_position(captured[WEIGHTS], lengths, batch.width)
+    return Generation(np.where(is_there, tokens, 0), is_there.sum(axis=1), log_probs, captured)
+
+
+def _with_keys(weights: Array | np.ndarray, num_keys: int) -> np.ndarray:
+    """Returns attention weights over `num_keys` keys, padded with 0."""
+    missing = num_keys - weights.shape[-1]
+    return np.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, missing)])
+
+
+def _by_position(weights: np.ndarray, lengths: Sequence[int], width: int) -> np.ndarray:
+    """Returns attention weights with the positions of each row as keys, not its slots.
+
+    Args:
+        weights: [layers, rows, …, slots].
+        lengths: number of prompt tokens of each row; they end at slot `width - 1`.
+        width: number of slots of the prompts.
+    """
+    found = np.zeros_like(weights)
+    for row, length in enumerate(lengths):
+        row_weights = weights[:, row, ..., width - length :]
+        found[:, row, ..., : row_weights.shape[-1]] = row_weights
+    return found
 
 
 def is_key(key: object) -> bool:

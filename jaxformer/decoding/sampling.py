@@ -17,6 +17,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 from jaxformer.models.config.check import check_at_least, check_fraction
 from jaxformer.models.config.generation import GenerationDefaults
 
+Logits = Float[Array, "batch vocab"]
+
 # Temperatures whose reciprocal is also a float32 that no device flushes to zero: XLA replaces the
 # division by a multiplication with the reciprocal, and −∞ · 0 would be NaN.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**126
@@ -131,7 +133,7 @@ def sample_tokens(
     arrays: SamplerArrays | None,
     key: PRNGKeyArray | None,
     step: Int[Array, ""],
-    logits: Float[Array, "batch vocab"],
+    logits: Logits,
     rows: Int[Array | np.ndarray, " batch"] | None = None,
 ) -> Int[Array, " batch"]:
     """Returns one token for each row.
@@ -155,7 +157,7 @@ def sample_tokens(
     return jax.vmap(draw)(numbers, truncated).astype(jnp.int32)
 
 
-def most_probable(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
+def most_probable(logits: Logits) -> Int[Array, " batch"]:
     """Computes the argmax over the vocabulary, in two passes that XLA:CPU vectorizes.
 
     XLA's own argmax, over pairs of value and index, takes twice as long.
@@ -166,9 +168,7 @@ def most_probable(logits: Float[Array, "batch vocab"]) -> Int[Array, " batch"]:
     return jnp.where(is_largest, index, last).min(axis=-1)
 
 
-def _tempered(
-    arrays: SamplerArrays, logits: Float[Array, "batch vocab"]
-) -> Float[Array, "batch vocab"]:
+def _tempered(arrays: SamplerArrays, logits: Logits) -> Logits:
     """Divides logits by the temperature, after shifting the largest to 0.
 
     Otherwise a division by a very small temperature would overflow. If the shift itself overflows,
@@ -180,9 +180,7 @@ def _tempered(
     return jnp.where(jnp.isneginf(shifted), divided_first, shifted / temperature)
 
 
-def truncate(
-    arrays: SamplerArrays, logits: Float[Array, "batch vocab"]
-) -> Float[Array, "batch vocab"]:
+def truncate(arrays: SamplerArrays, logits: Logits) -> Logits:
     """Sets the logits of tokens outside of the truncations of `Sampler` to −∞, in their order.
 
     Logits are compared before the division by the temperature, which may make different ones equal.
@@ -194,7 +192,7 @@ def truncate(
         lambda: logits,
     )
 
-    def nucleus() -> Float[Array, "batch vocab"]:
+    def nucleus() -> Logits:
         probabilities = jax.nn.softmax(_tempered(arrays, truncated), axis=-1)
         return _keep(truncated, probabilities, arrays.top_p)
 
@@ -204,24 +202,20 @@ def truncate(
     return jax.lax.cond(is_used, lambda: _truncate_by_entropy(arrays, truncated), lambda: truncated)
 
 
-def _truncate_by_entropy(
-    arrays: SamplerArrays, logits: Float[Array, "batch vocab"]
-) -> Float[Array, "batch vocab"]:
+def _truncate_by_entropy(arrays: SamplerArrays, logits: Logits) -> Logits:
     """Applies typical_p, epsilon_cutoff and eta_cutoff."""
 
-    def statistics(logits: Float[Array, "batch vocab"]) -> tuple[Array, Array, Array]:
+    def statistics(logits: Logits) -> tuple[Array, Array, Array]:
         log_probs = jax.nn.log_softmax(_tempered(arrays, logits), axis=-1)
         probs = jnp.exp(log_probs)
         entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(axis=-1, keepdims=True)
         return log_probs, probs, entropy
 
-    def typical() -> Float[Array, "batch vocab"]:
+    def typical() -> Logits:
         log_probs, probs, entropy = statistics(logits)
         return _keep(logits, probs, arrays.typical_p, -jnp.abs(log_probs + entropy))
 
-    def at_least(
-        logits: Float[Array, "batch vocab"], least: Float[Array, "..."], probs: Array
-    ) -> Float[Array, "batch vocab"]:
+    def at_least(logits: Logits, least: Float[Array, "..."], probs: Array) -> Logits:
         is_largest = logits == logits.max(axis=-1, keepdims=True)
         return jnp.where((probs >= least) | is_largest, logits, -jnp.inf)
 
@@ -233,11 +227,11 @@ def _truncate_by_entropy(
 
 
 def _keep(
-    logits: Float[Array, "batch vocab"],
+    logits: Logits,
     mass: Float[Array, "batch vocab"],
     wanted: Float[Array, ""],
     ranks: Float[Array, "batch vocab"] | None = None,
-) -> Float[Array, "batch vocab"]:
+) -> Logits:
     """Keeps tokens at or above the highest threshold whose tokens have at least `wanted` mass.
 
     The threshold is one of `ranks`; None: of the logits.

@@ -1,6 +1,5 @@
 """Scoring: the log-probability of a text under a model."""
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.decoding.autoregressive import check_finite_logits
+from jaxformer.decoding.autoregressive import check_finite_logits, complete_inputs
 from jaxformer.decoding.batches import in_parts, rows_of_caller, rows_within
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses.chunked import chunked_token_losses
 from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
-from jaxformer.models.check import as_array, check_tokens
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.rows import batch_bucket, with_batch_size
@@ -51,17 +49,10 @@ def score(
         FloatingPointError: the logits are not finite; inside jit the score is NaN instead.
     """
     require_autoregressive(model)
-    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
-    check_tokens(tokens, model.config, segments)
+    inputs = complete_inputs(model, variables, tokens, segments, source)
+    tokens = inputs.tokens
     if not jnp.issubdtype(tokens.dtype, jnp.integer):
         raise ValueError(f"tokens are {tokens.dtype} {tokens.shape}; score needs their ids")
-    read = model.read_source(source)
-    if read is not None and len(read.tokens) != len(tokens):
-        raise ValueError(f"source has {len(read.tokens)} rows; tokens have {len(tokens)}")
-    model.check(variables)
-    inputs = Inputs(tokens, segments)
-    if read is not None:
-        inputs = replace(inputs, source=read.tokens, source_segments=read.segments)
     most = rows_of_caller(len(tokens), batch_size) or rows_within(tokens.shape[1])
     model = model.clone(execution=model.execution.for_decoding)  # any length is accepted
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):

@@ -1,18 +1,17 @@
 """Compiled steps of `generate`: reads the prompts, chooses tokens and runs blocks of steps."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Int
 
-from jaxformer.decoding.cache_slots import live_slots
-from jaxformer.decoding.constraints import Rules
-from jaxformer.decoding.loop_cache import LoopCache
-from jaxformer.decoding.result import Block, last_token
-from jaxformer.decoding.sampling import SamplerArrays, sample_tokens
+from jaxformer.decoding.constraints import NO_TOKEN, Rules
+from jaxformer.decoding.loop_cache import LoopCache, live_slots
+from jaxformer.decoding.sampling import Logits, SamplerArrays, sample_tokens
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses.cross_entropy import token_losses
 from jaxformer.functional.taps import NO_HOOKS, Hooks
@@ -20,6 +19,7 @@ from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel
 
 STEPS = 16  # tokens per block
+WEIGHTS = "attention.weights"
 
 
 class Prefill(NamedTuple):
@@ -58,24 +58,18 @@ class State(NamedTuple):
     generated: jax.Array | np.ndarray | None = None  # int [batch, room], for constraints
 
 
-class Progress(NamedTuple):
-    """What the choice of the next tokens depends on, besides the logits."""
+class Block(NamedTuple):
+    """Results of several steps.
 
-    stopped: Bool[Array, " batch"]
-    step: Int[Array, ""]
-    generated: Int[Array | np.ndarray, "batch room"] | None
-
-
-class Chosen(NamedTuple):
-    """The next token of each row, whether it has stopped, the step's output, and the text.
-
-    The text is `generated` with the next token.
+    Attributes:
+        tokens: int [steps, batch], NO_TOKEN after the end of a row.
+        log_probs: float32 [steps, batch].
+        captured: {name: [steps, …]}.
     """
 
-    token: Int[Array, " batch"]
-    stopped: Bool[Array, " batch"]
-    block: Block
-    generated: Int[Array | np.ndarray, "batch room"] | None
+    tokens: jax.Array | np.ndarray
+    log_probs: jax.Array | np.ndarray
+    captured: Mapping[str, Array | np.ndarray]
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)
@@ -88,15 +82,19 @@ def prefill(
     """
     prefix = cache.live_prefix(live_slots(cache, inputs.tokens.shape[1]))
     passed = model.forward(weights, inputs, prefix, hooks=hooks.at_step(0), is_first=True)
-    return Prefill(
-        cache.merge_prefix(passed.cache),
-        model.logits(weights, passed.hidden[:, -1:])[:, -1],
-        last_token(passed.captured, cache.capacity),
-    )
+    logits = model.logits(weights, passed.hidden[:, -1:])[:, -1]
+    return Prefill(cache.merge_prefix(passed.cache), logits, last_token(passed.captured))
 
 
-def first_token(
-    passed: Prefill,
+def last_token(captured: Mapping[str, Array]) -> dict[str, Array]:
+    """Returns the captured values at the last token of a pass."""
+    return {name: x[..., -1, :] for name, x in captured.items()}
+
+
+@jax.jit
+def choose_first(
+    logits: Logits,
+    captured: dict[str, Array],
     choice: Choice,
     batch_size: Int[Array, ""] | np.integer | None = None,
     generated: Int[Array | np.ndarray, "batch room"] | None = None,
@@ -104,47 +102,28 @@ def first_token(
     """Chooses the first token of each row.
 
     Args:
-        passed: the result of `prefill`.
+        logits: float32 [batch, vocab], of the last token of each prompt.
+        captured: the values captured at this token.
         choice: how tokens are chosen.
         batch_size: int [], rows from this index on are padding and count as stopped; None: there
             are none.
         generated: int [batch, room], full of NO_TOKEN, for constraints.
+
+    Returns:
+        (the state without its cache, a block of one step).
     """
-    token, stopped, first, generated = choose_first(
-        passed.logits, passed.captured, choice, batch_size, generated
-    )
-    return State(passed.cache, token, stopped, jnp.int32(1), generated), first
-
-
-@jax.jit
-def choose_first(
-    logits: Float[Array, "batch vocab"],
-    captured: dict[str, Array],
-    choice: Choice,
-    batch_size: Int[Array, ""] | np.integer | None = None,
-    generated: Int[Array | np.ndarray, "batch room"] | None = None,
-) -> Chosen:
-    """Chooses the first token of each row, as a block of one step."""
     rows = len(logits)
     is_padding = jnp.arange(rows, dtype=jnp.int32) >= (rows if batch_size is None else batch_size)
-    before = Progress(is_padding, jnp.int32(0), generated)
-    chosen = _choose(logits, captured, before, choice)
-    return chosen._replace(block=_in_rows(jax.tree.map(lambda x: x[None], chosen.block)))
-
-
-def _in_rows(steps: Block) -> Block:
-    """Converts the stacked outputs of steps to a block."""
-    return steps._replace(tokens=steps.tokens.T, log_probs=steps.log_probs.T)
+    before = State(None, jnp.zeros(rows, jnp.int32), is_padding, jnp.int32(0), generated)
+    state, output = _choose(logits, captured, before, choice)
+    return state, jax.tree.map(lambda x: x[None], output)
 
 
 def _choose(
-    logits: Float[Array, "batch vocab"],
-    captured: dict[str, Array],
-    before: Progress,
-    choice: Choice,
-) -> Chosen:
-    """Chooses the next token of each row."""
-    stopped, step, generated = before
+    logits: Logits, captured: dict[str, Array], before: State, choice: Choice
+) -> tuple[State, Block]:
+    """Chooses the next token of each row. Returns (the next state, the output of the step)."""
+    cache, _, stopped, step, generated = before
     allowed = logits
     if choice.rules is not None and generated is not None:
         allowed = choice.rules.apply(logits, generated, step)
@@ -152,9 +131,9 @@ def _choose(
     if generated is not None:
         generated = jax.lax.dynamic_update_slice(generated, token[:, None], (0, step))
     log_prob = -token_losses(logits, token)
-    tokens, log_probs = jnp.where(stopped, -1, token), jnp.where(stopped, 0.0, log_prob)
+    tokens, log_probs = jnp.where(stopped, NO_TOKEN, token), jnp.where(stopped, 0.0, log_prob)
     stopped |= (token[:, None] == choice.stops).any(axis=-1)
-    return Chosen(token, stopped, Block(tokens, log_probs, captured), generated)
+    return State(cache, token, stopped, step + 1, generated), Block(tokens, log_probs, captured)
 
 
 @partial(jax.jit, static_argnums=(0, 4), donate_argnums=2)
@@ -173,12 +152,9 @@ def decode_block(
         inputs, now = Inputs(state.token[:, None]), hooks.at_step(state.step)
         passed = model.forward(weights, inputs, state.cache.restored(), hooks=now)
         logits = model.logits(weights, passed.hidden)[:, -1]
-        captured = last_token(passed.captured, cache.capacity)
-        before = Progress(state.stopped, state.step, state.generated)
-        token, stopped, output, generated = _choose(logits, captured, before, choice)
-        return State(LoopCache.of(passed.cache), token, stopped, state.step + 1, generated), output
+        captured = last_token(passed.captured)
+        return _choose(logits, captured, state._replace(cache=LoopCache.of(passed.cache)), choice)
 
     state = state._replace(cache=LoopCache.of(cache.live_prefix(live)))
     state, steps = jax.lax.scan(step, state, length=STEPS)
-    after = cache.merge_prefix(state.cache.restored())
-    return state._replace(cache=after), _in_rows(steps)
+    return state._replace(cache=cache.merge_prefix(state.cache.restored())), steps

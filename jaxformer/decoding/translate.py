@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxformer.decoding.autoregressive import prepare
 from jaxformer.decoding.beam import beam_search, beam_width_of_call
 from jaxformer.decoding.generate import generate
-from jaxformer.decoding.prepared import prepare
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.models.language_model import LanguageModel
 

@@ -9,10 +9,9 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxformer.decoding.autoregressive import start_cache
-from jaxformer.decoding.cache_slots import live_slots, slots
-from jaxformer.decoding.prepared import parallel_parts, prepare_weights
-from jaxformer.decoding.steps import Choice, State, choose_first, decode_block, prefill
+from jaxformer.decoding.autoregressive import parallel_parts, prepare_weights, start_cache
+from jaxformer.decoding.loop_cache import live_slots, slots
+from jaxformer.decoding.steps import Choice, choose_first, decode_block, prefill
 from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import NO_HOOKS
@@ -110,15 +109,15 @@ def compile_decoding(
     params = parameter_shapes(model, mesh)
     tokens = jax.ShapeDtypeStruct((rows, prompt), np.int32)
     source = Inputs(tokens) if model.config.reads_source else None
-    stops, step = jax.eval_shape(lambda: (jnp.zeros(1, jnp.int32), jnp.int32(0)))
+    stops = jax.eval_shape(lambda: jnp.zeros(1, jnp.int32))
     with jax.set_mesh(mesh):
         weights = _outputs(prepare_weights, model, params, parallel_parts())
         size = CacheSize(rows, slots(length))
         cache, _ = _outputs(start_cache, model, weights, source, size, NO_HOOKS)
         read = _outputs(prefill, model, weights, Inputs(tokens, tokens), cache)
         choice = Choice(None, None, stops)
-        chosen = _outputs(choose_first, read.logits, read.captured, choice)
-        state = State(read.cache, chosen.token, chosen.stopped, step)
+        state, _ = _outputs(choose_first, read.logits, read.captured, choice)
+        state = state._replace(cache=read.cache)
         live = live_slots(read.cache, length)
         program = decode_block.lower(model, weights, state, choice, live).compile()
     (temporaries, _), cache_size = _memory_of(program), bytes_per_device(read.cache)

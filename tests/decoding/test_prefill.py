@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.decoding.prepared import weights_of
+from jaxformer.decoding.autoregressive import weights_of
 from jaxformer.decoding.steps import prefill
 from jaxformer.functional.inputs import Inputs
 from tests.properties import tiny

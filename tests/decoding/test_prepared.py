@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.decoding import prepared
+from jaxformer.decoding import autoregressive
 from tests.properties import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -26,9 +26,9 @@ def log_probs(model, variables):
 def test_prepared_weights_are_not_packed_again(monkeypatch):
     model, calls = tiny.build(), []
     variables = tiny.weights(model, 0)
-    ready, packed = jf.prepare(model, variables), prepared.prepare_weights
+    ready, packed = jf.prepare(model, variables), autoregressive.prepare_weights
     expected = log_probs(model, variables)
-    monkeypatch.setattr(prepared, "prepare_weights", lambda *x: calls.append(x) or packed(*x))
+    monkeypatch.setattr(autoregressive, "prepare_weights", lambda *x: calls.append(x) or packed(*x))
     np.testing.assert_array_equal(log_probs(model, ready), expected)
     jf.beam_search(model, ready, PROMPTS, max_new_tokens=2)
     assert not calls

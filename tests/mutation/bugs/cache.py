@@ -52,13 +52,13 @@ BUGS = (
     ),
     Bug(
         "slots already used are not counted",
-        "decoding.cache_slots:checked_slots",
+        "decoding.loop_cache:checked_slots",
         inside("int", gives(0)),  # the slots in use
         f"{CHUNKING}::test_a_chunk_that_does_not_fit_is_refused",
     ),
     Bug(
         "live slots do not grow",
-        "decoding.cache_slots:live_slots",
+        "decoding.loop_cache:live_slots",
         lambda live_slots: lambda cache, needed: live_slots(cache, 1),
         f"{CHUNKING}::test_the_live_slots_grow_with_the_text",
     ),

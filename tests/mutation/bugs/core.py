@@ -55,7 +55,7 @@ def fused_if_possible(context):
 
 
 def without_padding(by_position):
-    return lambda captured, lengths, width: by_position(captured, [width] * len(lengths), width)
+    return lambda weights, lengths, width: by_position(weights, [width] * len(lengths), width)
 
 
 BUGS = (
@@ -181,7 +181,7 @@ BUGS = (
     ),
     Bug(
         "captured attention weights are indexed by slot",
-        "decoding.result:by_position",
+        "decoding.generate:_by_position",
         without_padding,
         f"{INSPECT}::test_the_compiled_loop_captures_what_one_pass_does",
     ),

@@ -19,9 +19,8 @@ def by_the_inverse(tempered):
 
 def omits_stop(choose):
     def broken(logits, captured, before, choice):
-        chosen = choose(logits, captured, before, choice)
-        tokens = jnp.where(chosen.stopped, -1, chosen.block.tokens)
-        return chosen._replace(block=chosen.block._replace(tokens=tokens))
+        state, output = choose(logits, captured, before, choice)
+        return state, output._replace(tokens=jnp.where(state.stopped, -1, output.tokens))
 
     return broken
 
@@ -106,7 +105,7 @@ BUGS = (
     ),
     Bug(
         "a beam continues from NaN logits",
-        "decoding.beam_steps:_extend",
+        "decoding.beam:_extend",
         inside("jnp.isnan", then(jnp.zeros_like)),
         NONFINITE,
     ),
@@ -167,7 +166,7 @@ BUGS = (
     ),
     Bug(
         "score accepts any id",
-        "decoding.score:score",
+        "decoding.autoregressive:complete_inputs",
         inside("check_tokens", gives(None)),
         f"{SCORE}::test_score_refuses_a_token_that_is_none",
     ),

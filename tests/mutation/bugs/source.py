@@ -26,13 +26,13 @@ def as_if_unordered(extended):
 BUGS = (
     Bug(
         "beams are not reordered with their caches",  # transformers#46612, #29635
-        "decoding.beam_steps:_go_on.step",
+        "decoding.beam:_go_on.step",
         inside("_extend", then(as_if_unordered)),
         f"{BEAM}::test_a_wide_beam_is_brute_force {BEAM}::test_hypotheses_are_what_they_say",
     ),
     Bug(
         "a finished beam search continues",
-        "decoding.beam_steps:_extend",
+        "decoding.beam:_extend",
         Replace(
             "(jnp.arange(number, dtype=jnp.int32) < beam_width) & ~search.done[:, None]",
             "jnp.arange(number, dtype=jnp.int32) < beam_width",
@@ -41,7 +41,7 @@ BUGS = (
     ),
     Bug(
         "beam scores ignore the length penalty",
-        "decoding.beam_steps:Beam.scores",
+        "decoding.beam:Beam.scores",
         lambda scores: lambda self, length_penalty: scores(self, 0),
         f"{BEAM}::test_a_wide_beam_is_brute_force {BEAM}::test_hypotheses_are_what_they_say",
     ),
@@ -62,7 +62,7 @@ BUGS = (
     ),
     Bug(
         "all beams start with equal scores",
-        "decoding.beam_steps:_begin",
+        "decoding.beam:_begin",
         scores_alike,
         f"{BEAM}::test_hypotheses_are_what_they_say",
     ),
@@ -80,7 +80,7 @@ BUGS = (
     ),
     Bug(
         "a prefix may be read in chunks",
-        "decoding.cache_slots:_check_reading",
+        "decoding.loop_cache:_check_reading",
         takes(model=having(minimum_prefill=1)),
         f"{CHUNKING}::test_a_prefix_torn_apart_is_refused",
     ),

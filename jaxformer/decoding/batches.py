@@ -1,12 +1,11 @@
 """Splits the rows of one call into batches that fit a memory bound, prompts by their lengths."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from jaxformer.decoding.autoregressive import start_cache
 from jaxformer.decoding.loop_cache import prompt_bucket, slots
@@ -60,12 +59,6 @@ class Batch(NamedTuple):
     def own_rows(self) -> Int[np.ndarray, " batch"]:
         """The numbers of the rows without the repetitions."""
         return self.rows[: self.batch_size]
-
-    def of_call(self, broken: Bool[np.ndarray, " rows"], num_rows: int) -> np.ndarray:
-        """Returns the flags of the batch as those of all rows of the call, False elsewhere."""
-        found = np.zeros(num_rows, bool)
-        found[self.own_rows] = broken[: self.batch_size]
-        return found
 
 
 def one_batch(texts: Texts, rows: int) -> Batch:
@@ -125,8 +118,9 @@ def rows_at_once(
     read = jax.tree.map(lambda x: x[:1], read)
     width = prompt_bucket(max(map(len, texts.prompts)))
     size = CacheSize(1, slots(width + max_new_tokens))
-    arrays = _cache_arrays.eval_shape(model, weights, read, size)
-    cache_bytes = sum(x.size * x.dtype.itemsize for x in arrays)
+    # jit stores the trace, so that later calls only look it up.
+    cache, _ = start_cache.eval_shape(model, weights, read, size, NO_HOOKS)
+    cache_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
     row_bytes = beam_width * (cache_bytes + 4 * model.config.vocab_size)
     return rows_within(width, row_bytes)
 
@@ -153,12 +147,6 @@ def rows_within(width: int, row_bytes: int = 0) -> int:
     """
     by_bytes = BATCH_BYTES // row_bytes if row_bytes else BATCH_TOKENS
     return _bucket_below(max(1, min(by_bytes, BATCH_TOKENS // max(width, 1))))
-
-
-@partial(jax.jit, static_argnums=(0, 3))
-def _cache_arrays(model: LanguageModel, weights: Weights, read: Any, size: CacheSize) -> list[Any]:
-    """Returns the arrays of a cache. jit stores the trace, so that later calls only look it up."""
-    return jax.tree.leaves(start_cache(model, weights, read, size, NO_HOOKS)[0])
 
 
 def _bucket_below(rows: int) -> int:

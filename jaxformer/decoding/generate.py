@@ -46,7 +46,7 @@ from jaxformer.models.config.generation import Constraints
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import to_host
-from jaxformer.models.rows import batch_bucket, padded, row_of_ids
+from jaxformer.models.rows import padded, row_of_ids
 
 Prompts = Sequence[Sequence[int]] | Int[Array | np.ndarray, "batch length"]
 
@@ -152,10 +152,8 @@ def generate(
     most = rows_at_once(model, weights, given, max_new_tokens, batch_size)
     if hooks.patch:  # a patch may have one entry for each of the caller's rows
         batches = [one_batch(given, len(texts))]
-    elif hooks.capture:
-        batches = [one_batch(given, batch_bucket(len(texts)))]
     else:
-        batches = batches_of(given, most)
+        batches = batches_of(given, len(texts) if hooks.capture else most)
     return in_order([_continued(call, batch) for batch in batches], batches)
 
 

@@ -94,28 +94,17 @@ def _decode(
     batch_size: int,
 ) -> list[list[int]]:
     prompts, stops = [tokenizer.decoder_opening] * len(sources), tokenizer.stop_tokens
+    options: dict[str, Any] = {
+        "max_new_tokens": max_new_tokens,
+        "stop_tokens": stops,
+        "source": sources,
+        "batch_size": batch_size,
+    }
     if beam_width == 1:
-        out = generate(
-            model,
-            variables,
-            prompts,
-            max_new_tokens=max_new_tokens,
-            sampler=Sampler(temperature=0.0),
-            stop_tokens=stops,
-            source=sources,
-            batch_size=batch_size,
-        )
+        greedy = Sampler(temperature=0.0)
+        out = generate(model, variables, prompts, sampler=greedy, **options)
         tokens, lengths = out.tokens, out.lengths
     else:
-        best = beam_search(
-            model,
-            variables,
-            prompts,
-            max_new_tokens=max_new_tokens,
-            beam_width=beam_width,
-            stop_tokens=stops,
-            source=sources,
-            batch_size=batch_size,
-        )
+        best = beam_search(model, variables, prompts, beam_width=beam_width, **options)
         tokens, lengths = best.tokens[:, 0], best.lengths[:, 0]
     return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]

@@ -11,24 +11,14 @@ Reference: Radford et al. 2019, "Language Models are Unsupervised Multitask Lear
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from jaxformer.artifacts.backend import check_unicode, read_backend
-from jaxformer.artifacts.byte_vocabulary import (
-    NUM_BYTES,
-    cut,
-    divides_at_spaces,
-    lossy_part,
-    special_texts,
-    spelled,
-    token_bytes,
-)
-from jaxformer.artifacts.panics import guarded
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer, special_texts, steps_of
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<|mask|>"
@@ -43,6 +33,17 @@ _LONGEST_TRAINED_WORD = 64
 # The encoder holds some hundred bytes per token until the whole text is encoded, and distributes
 # whole texts over threads. So long texts are encoded in pieces.
 _PIECE_LENGTH = 1 << 18
+
+# Pre-tokenizers that divide a text and preserve all of it, unless `behavior` is "Removed".
+# UnicodeScripts is missing: tokenizers 0.23 loses the space that a text begins with.
+_DIVIDES = {"ByteLevel", "Digits", "FixedLength", "Punctuation", "Split"}
+
+# In GPT-2's pattern a word begins at each of these places, in any context.
+_BETWEEN_WORDS = re.compile(r"(?<=\S)[ \n]")
+_WITHIN_WORDS = re.compile(
+    r"(?<=[A-Za-z])[!-@\[-`{-~]|(?<=[0-9])[A-Za-z!-/:-@\[-`{-~]|(?<=[!-/:-@\[-`{-~])[0-9]"
+)
+LONGEST_WORD = 1 << 18
 
 
 class ByteTokenizer(Tokenizer):
@@ -59,8 +60,8 @@ class ByteTokenizer(Tokenizer):
         from ``train``. Otherwise the part of a loaded tokenizer that may change a text.
     """
 
-    special = None  # tokenizer.json names all special ids
     why_lossy: str | None = None
+    _NAME = "byte-level BPE tokenizer"
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a ``tokenizers.Tokenizer``.
@@ -82,11 +83,11 @@ class ByteTokenizer(Tokenizer):
         if name not in special_texts(backend).values():
             backend.add_special_tokens([name])  # not matched in texts, and decoded to nothing
         super().__init__(backend)
-        self._token_bytes = token_bytes(backend)
+        self._token_bytes = vocabulary_bytes(backend)
         self.vocab_size: int = len(self._token_bytes)
         self.text_ids = [token for token, text in enumerate(self._token_bytes) if text]
         self.mask_token: int | None = backend.token_to_id(MASK)
-        self._spelled = spelled(backend, self.end_of_text)
+        self._spellings = spellings(backend, self.end_of_text)
         self._may_be_cut = False  # until the pre-tokenizer has been checked below
         words = backend.get_vocab(with_added_tokens=False)
         lossy = lossy_part(self.parts, words, self._token_bytes)
@@ -154,27 +155,13 @@ class ByteTokenizer(Tokenizer):
         Raises:
           ValueError: If it cannot be read or is not byte-level BPE. The message names ``path``.
         """
-        try:
-            read = guarded(lambda: cls(read_backend(Path(path))), silent=True)
-        except Exception as error:
-            raise ValueError(f"{path}: not a readable byte-level BPE tokenizer: {error}") from error
-        read.path = Path(path)
-        return read
+        return cls._load(path)
 
-    def _ids_of(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
-        try:
-            pieces = [list(self.pieces([text])) for text in texts]
-            rows = self._ids_of_pieces(pieces, allow_special)
-        except TypeError:
-            check_unicode(texts)
-            raise
-        return rows if allow_special else list(map(self._spell, rows))
-
-    def _spell(self, ids: list[int]) -> list[int]:
-        """Replaces special tokens, which merges may have produced, by the tokens of their bytes."""
-        if self._spelled.keys().isdisjoint(ids):
+    def _spell(self, ids: list[int], text: str) -> list[int]:
+        """Replaces special tokens by the tokens of their bytes."""
+        if self._spellings.keys().isdisjoint(ids):
             return ids
-        return [part for token in ids for part in self._spelled.get(token, (token,))]
+        return [part for token in ids for part in self._spellings.get(token, (token,))]
 
     def pieces(self, parts: Iterable[str]) -> Iterator[str]:
         """Divides a text into pieces that are encoded one by one.
@@ -186,9 +173,7 @@ class ByteTokenizer(Tokenizer):
         Args:
           parts: The text, in parts of any size.
         """
-        if self._may_be_cut:
-            return cut(parts, _PIECE_LENGTH)
-        return iter(["".join(parts)])
+        return cut(parts, _PIECE_LENGTH) if self._may_be_cut else super().pieces(parts)
 
     @property
     def opening(self) -> list[int]:
@@ -257,3 +242,136 @@ class StreamDecoder:
         if text:
             text, self._shown = text.removeprefix(self._shown), ""
         return text
+
+
+def byte_characters() -> list[str]:
+    """Returns the 256 visible characters that stand for the bytes 0 to 255 in GPT-2's vocabulary.
+
+    Reference: `bytes_to_unicode` of OpenAI's GPT-2 code.
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    stand_ins = iter(range(NUM_BYTES, 2 * NUM_BYTES))
+    return [chr(byte if byte in printable else next(stand_ins)) for byte in range(NUM_BYTES)]
+
+
+def lossy_part(parts: dict, vocabulary: dict[str, int], token_bytes: list[bytes]) -> str | None:
+    """Returns the part of a tokenizer.json that may change a text, in words, or None.
+
+    The post-processor is not checked here: it treats all texts alike, so encoding one text shows
+    whether it is lossy.
+
+    Args:
+        parts: The parsed tokenizer.json; vocabulary and merges are not read.
+        vocabulary: The ids of the model's tokens.
+        token_bytes: The bytes of each id.
+    """
+    model = parts["model"]
+    if parts["normalizer"] is not None:
+        return f"its normalizer ({parts['normalizer']['type']}) may change a text"
+    steps = steps_of(parts, "pre_tokenizer")
+    for step in steps:
+        removes = step.get("behavior") == "Removed" or step.get("add_prefix_space")
+        if step["type"] not in _DIVIDES or removes:
+            return f"its pre-tokenizer ({step['type']}) may add or drop characters"
+    if [step["type"] for step in steps].count("ByteLevel") != 1:
+        return "its pre-tokenizer does not take a text as its bytes (ByteLevel), once"
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(name):
+            return f"its {name} ({model[name]!r}) is added to words"
+    for byte, character in enumerate(byte_characters()):
+        if character not in vocabulary or token_bytes[vocabulary[character]] != bytes([byte]):
+            return f"no token stands for the byte {byte}"
+    for token in _plain(parts["added_tokens"]):
+        content = token["content"]
+        if token["lstrip"] or token["rstrip"]:
+            return f"its added token {content!r} also matches the spaces next to it"
+        if content in vocabulary and not content.isascii():
+            return f"its added token {content!r} is also a token of other bytes"
+    return None
+
+
+def divides_at_spaces(parts: dict) -> bool:
+    """Returns whether a word begins at every space that follows a non-space, in any context.
+
+    This is so for GPT-2's pattern, also if digits are split off first: none of its words contains a
+    space after a non-space. For other patterns the function returns False, and for vocabularies
+    with added tokens that are ordinary or contain spaces, because these are matched before the text
+    is split into words.
+    """
+    steps = steps_of(parts, "pre_tokenizer")
+    kinds = [step["type"] for step in steps]
+    is_gpt2 = kinds in (["ByteLevel"], ["Digits", "ByteLevel"]) and steps[-1]["use_regex"]
+    added = parts["added_tokens"]
+    has_space = any(character.isspace() for token in added for character in token["content"])
+    return is_gpt2 and not has_space and not any(_plain(added))
+
+
+def _plain(added_tokens: list[dict]) -> Iterator[dict]:
+    """Returns the added tokens that are matched in texts: all but the special ones."""
+    return (token for token in added_tokens if not token["special"])
+
+
+def spellings(backend: tokenizers.Tokenizer, end_of_text: int) -> dict[int, list[int]]:
+    """Returns, for special tokens, the single-byte tokens that replace them in an encoded text.
+
+    Merges can build a special token from ordinary text that spells it. The tokenizer then
+    replaces it by the tokens of its bytes. If some byte has no token, only the end of text is
+    replaced: another special token may be the vocabulary's unknown token.
+    """
+    alphabet = {c: n for c in byte_characters() if (n := backend.token_to_id(c)) is not None}
+    special = special_texts(backend)
+    if len(alphabet) < NUM_BYTES:
+        special = {end_of_text: special[end_of_text]}
+    return {n: [alphabet[c] for c in text if c in alphabet] for n, text in special.items()}
+
+
+def vocabulary_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
+    """Returns the bytes of each id: b"" for special tokens and for ids without a token.
+
+    Raises:
+      ValueError: If two tokens have the same id, or a token is not made of bytes.
+    """
+    byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocabulary.values()) + 1)
+    if len(set(vocabulary.values())) < len(vocabulary):
+        raise ValueError("tokenizer: two tokens of its vocabulary have the same id")
+    added = backend.get_added_tokens_decoder()
+    for content, token in vocabulary.items():
+        if token in added:  # stored as plain text, not in the byte alphabet
+            table[token] = b"" if added[token].special else content.encode()
+        elif all(character in byte_of for character in content):
+            table[token] = bytes(byte_of[character] for character in content)
+        else:
+            raise ValueError(f"tokenizer: token {content!r} is not made of bytes")
+    return table
+
+
+def cut(parts: Iterable[str], length: int) -> Iterator[str]:
+    """Divides a text between words of GPT-2's pattern into pieces of about `length` characters.
+
+    A piece ends before the first space or line break that follows a non-space. If the next
+    `LONGEST_WORD` characters have no such place, it ends between an ASCII letter, a digit and
+    another sign (but not between a sign and a letter, as in "'s"). Division at these places does
+    not change tokens. Without either, a piece ends after `length + LONGEST_WORD` characters, and
+    the tokens there may differ from those of the whole text.
+
+    Args:
+        parts: The text, in parts of any size. The pieces do not depend on its parts.
+        length: Least length of all pieces but the last.
+    """
+    waiting, most = "", length + LONGEST_WORD
+    for part in parts:
+        waiting, start = waiting + part, 0
+        while len(waiting) - start > most:
+            window = (waiting, start + length, start + most)
+            found = _BETWEEN_WORDS.search(*window) or _WITHIN_WORDS.search(*window)
+            stop = found.start() if found else start + most
+            yield waiting[start:stop]
+            start = stop
+        waiting = waiting[start:]
+    start = 0
+    while found := _BETWEEN_WORDS.search(waiting, start + length):
+        yield waiting[start : found.start()]
+        start = found.start()
+    yield waiting[start:]

@@ -7,21 +7,20 @@ before and after a text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 
 import tokenizers
 
-from jaxformer.artifacts.backend import check_unicode, read_backend
-from jaxformer.artifacts.byte_vocabulary import lossy_part, token_bytes
-from jaxformer.artifacts.panics import guarded
+from jaxformer.artifacts.byte_tokenizer import lossy_part, vocabulary_bytes
 from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
 from jaxformer.artifacts.tokenizer_files import (
     read_settings_files,
     with_generic_class,
     write_settings_files,
 )
+from jaxformer.artifacts.untrusted import guarded
 
 _MOST_TOKENS = 2**21
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -39,7 +38,7 @@ class Subwords(Tokenizer):
       settings_files: Text of the files with the tokenizer's settings in transformers, by path.
     """
 
-    special: SpecialTokens = SpecialTokens()  # overrides the abstract property
+    special: SpecialTokens = SpecialTokens()  # overrides the property
 
     def __init__(
         self,
@@ -122,15 +121,7 @@ class Subwords(Tokenizer):
         Raises:
           ValueError: If a file cannot be read. The message names it.
         """
-        settings = read_settings_files(Path(path).parent)
-        try:
-            read = guarded(lambda: cls(read_backend(Path(path)), special, settings), silent=True)
-        except OSError:
-            raise
-        except Exception as error:
-            raise ValueError(f"{path}: not a readable tokenizer: {error}") from None
-        read.path = Path(path)
-        return read
+        return cls._load(path, special, read_settings_files(Path(path).parent))
 
     def save(self, path: str | Path) -> None:
         """Writes ``tokenizer.json`` to ``path`` and the settings files beside it."""
@@ -148,7 +139,7 @@ class Subwords(Tokenizer):
             return f"it is {model} over characters, not over bytes, and may change a text"
         words = self._backend.get_vocab(with_added_tokens=False)
         try:
-            lossy = lossy_part(self.parts, words, token_bytes(self._backend))
+            lossy = lossy_part(self.parts, words, vocabulary_bytes(self._backend))
             return lossy or self._changed_text()
         except ValueError as error:
             return str(error).removeprefix("tokenizer: ")
@@ -157,28 +148,14 @@ class Subwords(Tokenizer):
         """Returns the id of a token by its text in the vocabulary, or None."""
         return self._backend.token_to_id(token)
 
-    def _ids_of(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
-        check_unicode(texts)
-        rows = self._encoded(texts, allow_special)
-        for number, ids in enumerate(() if allow_special else rows):
-            if not self._special.isdisjoint(ids):  # merges have produced special tokens
-                rows[number] = self._spelled(texts[number])
-        return rows
-
-    def _encoded(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
-        return self._ids_of_pieces([[text] for text in texts], allow_special)
-
-    def _spelled(self, text: str) -> list[int]:
+    def _spell(self, ids: list[int], text: str) -> list[int]:
         """Encodes a text that spells out special tokens, each split after its first character."""
+        if self._special.isdisjoint(ids):
+            return ids
         names = map(self.name_of, self._special)
         pattern = "|".join(f"(?<={re.escape(x[0])})(?={re.escape(x[1:])})" for x in names if x[1:])
-        parts = [part for part in re.split(pattern, text) if part]
-        ids = [token for some in self._encoded(parts) for token in some]
+        (ids,) = self._ids_of_pieces([[part for part in re.split(pattern, text) if part]])
         return [token for token in ids if token not in self._special]
-
-    def pieces(self, parts: Iterable[str]) -> Iterator[str]:
-        """Yields the whole text: it is unknown where it may be split without changing tokens."""
-        yield "".join(parts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes ids. Special tokens and ids without a token decode to the empty text.

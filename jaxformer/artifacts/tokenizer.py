@@ -1,32 +1,58 @@
-"""Base class of all tokenizers, their limit of ids, and their lowercasing copies.
+"""Base class of all tokenizers, their limit of ids, and copies of them with other settings.
 
 A tokenizer may have more tokens than its model, if somebody added tokens without resizing the
 model's embeddings. Looking up such an id gives NaN. So `bind` sets the limit of a tokenizer that
 is read together with a model, and encoding a text with a larger id raises an error.
+
+A text may spell out special tokens, such as ``<|im_start|>``. A tokenizer reads them as plain text
+unless its caller allows special tokens (see `Tokenizer.encode`). A text of unknown origin could
+otherwise end a document or pretend to be the other side of a chat.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import tokenizers
 from tokenizers import normalizers
 
-from jaxformer.artifacts.backend import tokenizer_parts
-from jaxformer.artifacts.byte_vocabulary import HARD_TEXTS, special_texts
 from jaxformer.artifacts.files import json_text, write_whole
-from jaxformer.artifacts.panics import Result, guarded
-from jaxformer.artifacts.patterns import LONGEST_PIECE, backtracking_patterns, in_pieces
+from jaxformer.artifacts.untrusted import (
+    LONGEST_PIECE,
+    Result,
+    backtracking_patterns,
+    guarded,
+    in_pieces,
+    read_backend,
+)
 from jaxformer.models.config.check import check_fields
+
+NUM_BYTES = 256
+
+# Features that tokenizers often lose: spaces, case, composed and compatibility characters, control
+# characters, long sequences.
+HARD_TEXTS = (
+    "".join(map(chr, range(NUM_BYTES))),
+    " a  b\t\n\r\n\u00a0\u2028\u3000 c ",
+    "É e\u0301 \u212b ﬁ Ⅷ İ ß ﷺ \ufeff\u200b\u200d\ufffd\U0010ffff",
+    "x1 23.45_'ll 'S DON'T#猫と犬👩‍👩‍👧\0",
+)
+_OF_BPE = (
+    *("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"),
+    *("fuse_unk", "byte_fallback", "ignore_merges"),
+)
+_SHOWN = 4  # spellings in a report
 
 
 @dataclass(frozen=True)
@@ -94,6 +120,7 @@ class Tokenizer(ABC):
     opens_texts: bool = False
     path: Path | None = None
     parts: dict[str, Any]
+    _NAME: ClassVar[str] = "tokenizer"
 
     def __init__(self, backend: tokenizers.Tokenizer):
         """Wraps a backend, whose truncation and padding are switched off."""
@@ -104,14 +131,32 @@ class Tokenizer(ABC):
         self._backend = backend
         self._patterns = backtracking_patterns(self.parts)
 
+    @classmethod
+    def _load(cls, path: str | Path, *arguments: Any) -> Self:
+        """Reads a ``tokenizer.json``.
+
+        Args:
+          path: The file.
+          *arguments: The arguments of the class after the backend.
+
+        Raises:
+          ValueError: If it cannot be read. The message names ``path``.
+        """
+        try:
+            read = guarded(lambda: cls(read_backend(Path(path)), *arguments), silent=True)
+        except Exception as error:
+            raise ValueError(f"{path}: not a readable {cls._NAME}: {error}") from error
+        read.path = Path(path)
+        return read
+
     @abstractmethod
     def with_backend(self, backend: tokenizers.Tokenizer) -> Self:
         """Returns a tokenizer with the same special ids that encodes with `backend`."""
 
     @property
-    @abstractmethod
     def special(self) -> SpecialTokens | None:
-        """The special ids that ``tokenizer.json`` does not name; None if there are none."""
+        """The special ids that ``tokenizer.json`` does not name; None if it names all."""
+        return None
 
     @property
     @abstractmethod
@@ -142,8 +187,8 @@ class Tokenizer(ABC):
         return self.opening if start is None else [start]
 
     @abstractmethod
-    def _ids_of(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
-        """Encodes each text without its template; the limit of ids is not checked."""
+    def _spell(self, ids: list[int], text: str) -> list[int]:
+        """Returns the ids of a text without special tokens, which merges may have produced."""
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
@@ -153,13 +198,15 @@ class Tokenizer(ABC):
     def stream(self, before: Iterable[int] = ()) -> TextStream:
         """Returns a decoder for ids that arrive one after another, following those of `before`."""
 
-    @abstractmethod
     def pieces(self, parts: Iterable[str]) -> Iterator[str]:
         """Divides a text into pieces that are encoded one by one.
+
+        The text stays whole, unless it is known where it may be divided without changing tokens.
 
         Args:
           parts: The text, in parts of any size.
         """
+        yield "".join(parts)
 
     def encode(self, text: str, *, allow_special: bool | None = None) -> list[int]:
         """Encodes a text without its template. The model's limit of ids is not checked.
@@ -209,7 +256,7 @@ class Tokenizer(ABC):
     @cached_property
     def special_words(self) -> dict[str, int]:
         """The text of each special token, with its id."""
-        return {text: number for number, text in special_texts(self._backend).items()}
+        return {text: token for token, text in special_texts(self._backend).items()}
 
     @cached_property
     def _parser(self) -> tokenizers.Tokenizer:
@@ -217,6 +264,15 @@ class Tokenizer(ABC):
         parser = tokenizers.Tokenizer.from_str(self._backend.to_str())
         parser.encode_special_tokens = False
         return parser
+
+    def _ids_of(self, texts: list[str], allow_special: bool = False) -> list[list[int]]:
+        """Encodes each text without its template; the limit of ids is not checked."""
+        try:
+            rows = self._ids_of_pieces([list(self.pieces([x])) for x in texts], allow_special)
+        except TypeError:
+            check_unicode(texts)
+            raise
+        return rows if allow_special else list(map(self._spell, rows, texts))
 
     def _ids_of_pieces(
         self, texts: list[list[str]], allow_special: bool = False
@@ -376,13 +432,108 @@ def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
 
 def lowers_case(tokenizer: Tokenizer) -> bool:
     """Returns whether the tokenizer lowercases every text."""
-    return _lowers(tokenizer.parts["normalizer"])
+    steps = steps_of(tokenizer.parts, "normalizer")
+    return any(step["type"] == "Lowercase" or step.get("lowercase", False) for step in steps)
 
 
-def _lowers(normalizer: dict | None) -> bool:
-    """Returns whether a normalizer of a tokenizer.json, or any step in it, lowercases."""
-    if normalizer is None:
-        return False
-    if normalizer["type"] == "Sequence":
-        return any(map(_lowers, normalizer["normalizers"]))
-    return normalizer["type"] == "Lowercase" or normalizer.get("lowercase", False)
+def steps_of(parts: dict, name: str) -> list[dict]:
+    """Returns the steps of a part of a tokenizer.json in the order in which they run.
+
+    Args:
+      parts: The parsed tokenizer.json.
+      name: "normalizer" or "pre_tokenizer".
+    """
+    key = f"{name.replace('_', '')}s"  # of the steps of a Sequence
+
+    def steps(part: dict | None) -> list[dict]:
+        if part is None or part["type"] != "Sequence":
+            return [part] if part else []
+        return [step for inner in part[key] for step in steps(inner)]
+
+    return steps(parts[name])
+
+
+def special_texts(backend: tokenizers.Tokenizer) -> dict[int, str]:
+    """Returns the text of each special token by its id."""
+    added = backend.get_added_tokens_decoder()
+    return {number: token.content for number, token in added.items() if token.special}
+
+
+def tokenizer_parts(backend: tokenizers.Tokenizer) -> dict[str, Any]:
+    """Returns the parsed tokenizer.json that `backend` would write, without vocabulary and merges.
+
+    Serializing and parsing 500,000 merges would take longer than reading the file.
+    """
+    small = tokenizers.Tokenizer(tokenizers.models.BPE())
+    for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if (part := getattr(backend, name)) is not None:
+            setattr(small, name, part)
+    if backend.truncation is not None:
+        small.enable_truncation(**backend.truncation)
+    if backend.padding is not None:
+        small.enable_padding(**backend.padding)
+    added = sorted(backend.get_added_tokens_decoder().items())
+    entries = [{"id": number} | token.__getstate__() for number, token in added]
+    if isinstance(backend.model, tokenizers.models.BPE):
+        model = {"type": "BPE"} | {name: getattr(backend.model, name) for name in _OF_BPE}
+    else:  # only BPE has merges
+        model = json.loads(backend.model.__getstate__())
+        del model["vocab"]
+    return json.loads(small.to_str()) | {"added_tokens": entries, "model": model}
+
+
+def check_unicode(texts: Iterable[str]) -> None:
+    """Raises ValueError for a text with a lone surrogate, which UTF-8 cannot encode."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text: it cannot be encoded as UTF-8: {error}") from None
+
+
+def spelled_tokens(tokenizer: Tokenizer, parts: Iterable[str]) -> Counter[str]:
+    """Counts the special tokens that a text spells out.
+
+    Args:
+        tokenizer: The tokenizer, whose special tokens are counted.
+        parts: The text, in parts of any size.
+
+    Returns:
+        The number of occurrences of each special token that occurs.
+    """
+    words = sorted(tokenizer.special_words, key=len, reverse=True)  # the longest match counts
+    found: Counter[str] = Counter()
+    if not words:
+        return found
+    pattern, overlap, rest = re.compile("|".join(map(re.escape, words))), len(words[0]) - 1, ""
+    for part in parts:
+        text, at = rest + part, 0
+        end = len(text) - overlap  # a word that begins later may continue in the next part
+        while (match := pattern.search(text, at)) and match.start() < end:
+            found[match[0]] += 1
+            at = match.end()
+        rest = text[max(at, end, 0) :]
+    found.update(pattern.findall(rest))
+    return found
+
+
+def report_of(tokenizer: Tokenizer, found: Counter[str], where: str) -> str | None:
+    """Returns a line that says how the special tokens in a text were read.
+
+    Args:
+        tokenizer: The tokenizer that read the text.
+        found: What `spelled_tokens` counted.
+        where: The name of the text, such as "the prompt".
+
+    Returns:
+        The line; None if there are no such tokens.
+    """
+    if not (number := found.total()):
+        return None
+    words = [f"{word} ({count:,})" for word, count in found.most_common(_SHOWN)]
+    listed = ", ".join(words) + " …" * (len(found) > _SHOWN)
+    tokens = "special token" if number == 1 else "special tokens"
+    begin = f"{number:,} {tokens} spelled out in {where}: {listed}"
+    if tokenizer.parses_special:
+        return f"{begin}; read as tokens (--parse-special)"
+    return f"warning: {begin}; read as plain text. --parse-special reads them as tokens"

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from jaxformer.artifacts.origin import Origin, digest_of, keep
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
-from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special
+from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special, report_of, spelled_tokens
 from jaxformer.cli.flags import Switch, positional
 from jaxformer.cli.train_arguments import IgnoredOptions, Selection
 from jaxformer.models.config import kind_of

@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from jaxformer.artifacts.spelled_tokens import spelled_tokens
+from jaxformer.artifacts.tokenizer import spelled_tokens
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, print_special
 from jaxformer.cli.flags import positional

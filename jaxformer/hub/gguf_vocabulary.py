@@ -8,15 +8,14 @@ text by the scores of the resulting tokens, as sentencepiece does.
 import json
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from jaxformer.artifacts.byte_vocabulary import pre_tokenizer_steps
 from jaxformer.artifacts.files import parse_json
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer import Tokenizer, steps_of
 from jaxformer.artifacts.tokenizer_files import CONFIG, MAP, TEMPLATE, TEMPLATES
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def vocabulary(tokenizer: Tokenizer, vocab_size: int) -> Vocabulary:
     for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(name):
             raise ValueError(f"tokenizer has {name} {model[name]!r}; in GGUF it must have none")
-    is_of_bytes = any(step["type"] == "ByteLevel" for step in _steps(parts))
+    is_of_bytes = any(step["type"] == "ByteLevel" for step in steps_of(parts, "pre_tokenizer"))
     words = {token: word for word, token in model["vocab"].items()}
     added = {entry["id"]: entry for entry in parts["added_tokens"]}
     names = words | {token: entry["content"] for token, entry in added.items()}
@@ -144,28 +143,15 @@ def _type(token: int, words: dict, added: dict, model: dict, is_of_bytes: bool) 
     return "BYTE" if not is_of_bytes and _BYTE.fullmatch(words[token]) else "NORMAL"
 
 
-def _steps(parts: dict) -> list[dict]:
-    return list(pre_tokenizer_steps(parts["pre_tokenizer"]))
-
-
-def _normalizers(part: dict | None) -> Iterator[dict]:
-    """Yields the normalizers of a part in the order in which they run."""
-    if part is not None and part["type"] == "Sequence":
-        for inner in part["normalizers"]:
-            yield from _normalizers(inner)
-    elif part is not None:
-        yield part
-
-
 # ---- byte-level BPE
 
 
 def _pre(parts: dict) -> str:
     """Returns llama.cpp's name of the pattern that divides a text before byte-level BPE."""
-    for step in _normalizers(parts["normalizer"]):
+    for step in steps_of(parts, "normalizer"):
         if step["type"] != "NFC":  # llama.cpp has no NFC, but most texts have this form already
             raise ValueError(f"tokenizer has the normalizer {step['type']}; in GGUF it must be NFC")
-    patterns = tuple(filter(None, map(_pattern, _steps(parts))))
+    patterns = tuple(filter(None, map(_pattern, steps_of(parts, "pre_tokenizer"))))
     key = (patterns, bool(parts["model"].get("ignore_merges")))
     if key not in _PRE:
         named = " and ".join(map(repr, patterns))
@@ -194,14 +180,14 @@ def _pattern(step: dict) -> str:
 def _space_prefix(parts: dict) -> bool:
     """Returns whether a space is put before a text; raises ValueError for unknown steps."""
     prefix, marks = False, False
-    for step in _normalizers(parts["normalizer"]):
+    for step in steps_of(parts, "normalizer"):
         if step["type"] == "Prepend" and step["prepend"] == _SPACE:
             prefix = True
         elif step["type"] == "Replace" and step["content"] == _SPACE:
             marks = step["pattern"] == {"String": " "}
         else:
             raise ValueError(f"tokenizer has the normalizer {step['type']}, which GGUF lacks")
-    for step in _steps(parts):
+    for step in steps_of(parts, "pre_tokenizer"):
         if step["type"] == "Metaspace" and step["replacement"] == _SPACE:
             prefix |= step.get("prepend_scheme", "always") != "never"
             marks = True

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.artifacts import byte_vocabulary
+from jaxformer.artifacts import byte_tokenizer
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens
@@ -25,14 +25,14 @@ def test_cuts_between_and_within_words_change_no_tokens(text, length, longest):
     """Unless a window of the text has no place to cut: letters, digits and signs alternate."""
     tokenizer = foreign.tokenizer()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(byte_vocabulary, "LONGEST_WORD", longest)
-        whole = list(byte_vocabulary.cut([text], length))
-        assert list(byte_vocabulary.cut(text, length)) == whole and "".join(whole) == text
+        patch.setattr(byte_tokenizer, "LONGEST_WORD", longest)
+        whole = list(byte_tokenizer.cut([text], length))
+        assert list(byte_tokenizer.cut(text, length)) == whole and "".join(whole) == text
         assert all(len(piece) <= length + longest for piece in whole[:-1])
     ids = [token for piece in whole for token in tokenizer.encode(piece)]
     safe = all(
-        byte_vocabulary._BETWEEN_WORDS.match(text, at)
-        or byte_vocabulary._WITHIN_WORDS.match(text, at)
+        byte_tokenizer._BETWEEN_WORDS.match(text, at)
+        or byte_tokenizer._WITHIN_WORDS.match(text, at)
         for at in itertools.accumulate(map(len, whole[:-1]))
     )
     assert not safe or ids == tokenizer.encode(text)
@@ -40,9 +40,9 @@ def test_cuts_between_and_within_words_change_no_tokens(text, length, longest):
 
 def test_a_text_without_spaces_is_cut_in_linear_time():
     """Each piece examines the same number of characters, whatever precedes it."""
-    text = "x" * (3 * byte_vocabulary.LONGEST_WORD)
-    found = list(byte_vocabulary.cut([text[:5], text[5:]], 1000))
-    assert max(map(len, found)) <= 1000 + byte_vocabulary.LONGEST_WORD and "".join(found) == text
+    text = "x" * (3 * byte_tokenizer.LONGEST_WORD)
+    found = list(byte_tokenizer.cut([text[:5], text[5:]], 1000))
+    assert max(map(len, found)) <= 1000 + byte_tokenizer.LONGEST_WORD and "".join(found) == text
 
 
 GROWING = {

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from jaxformer.artifacts import patterns
+from jaxformer.artifacts import untrusted
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
-from jaxformer.artifacts.panics import guarded
-from jaxformer.artifacts.patterns import backtracking_patterns
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens
+from jaxformer.artifacts.untrusted import backtracking_patterns, guarded
 from tests.errors import error_of
 from tests.hub import foreign
 from tests.slow import mostly_slow
@@ -99,7 +98,7 @@ def test_the_pieces_of_a_long_text_have_the_tokens_of_the_library(name, runs):
     assert tokenizer._patterns
     text = "".join(part * number for part, number in runs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patterns, "LONGEST_PIECE", 1024)
+        patch.setattr(untrusted, "LONGEST_PIECE", 1024)
         patch.setattr("jaxformer.artifacts.tokenizer.LONGEST_PIECE", 1024)
         ids = tokenizer.encode(text)
     assert ids == tokenizer._backend.encode(text, add_special_tokens=False).ids
@@ -130,7 +129,7 @@ def test_a_pattern_of_more_than_quadratic_time_is_refused(pattern, capfd):
 
 
 QUADRATIC = [SUPERBPE, r"\d{1,3}(?=(?:\d{3})*\b)", r"\s+$", r"(?:\s+\w+)+", "(?:qz)+x"]
-LINEAR = [x for some in PUBLISHED.values() for x in some if not patterns.is_simple(x)]
+LINEAR = [x for some in PUBLISHED.values() for x in some if not untrusted.is_simple(x)]
 
 
 @pytest.mark.parametrize("pattern", mostly_slow([*QUADRATIC, *LINEAR], LLAMA3))
@@ -174,7 +173,7 @@ def test_a_pattern_of_quadratic_time_gets_bounded_pieces(kind, pattern):
 
     tokenizer._encode_whole = counted
     assert tokenizer.encode(text) == backend.encode(text, add_special_tokens=False).ids
-    assert max(lengths) == patterns.LONGEST_PIECE and sum(lengths) < 2 * len(text)
+    assert max(lengths) == untrusted.LONGEST_PIECE and sum(lengths) < 2 * len(text)
 
 
 def test_a_text_without_a_place_to_divide_is_refused():
@@ -209,7 +208,7 @@ def test_a_panic_names_the_pattern_and_the_file(call, tmp_path, monkeypatch, cap
     backend = Tokenizer.from_str(learnt().to_str())
     backend.normalizer = normalizers.Replace(Regex(pattern), "")
     backend.save(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr(patterns, "_try_out", lambda _: None)
+    monkeypatch.setattr(untrusted, "_try_out", lambda _: None)
     tokenizer = Subwords.load(tmp_path / "tokenizer.json", SpecialTokens((0,)))
     said = error_of(getattr(tokenizer, call), "qz" * 100)
     assert repr(pattern) in said and str(tmp_path) in said and "\n" not in said

@@ -21,9 +21,14 @@ import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import END_OF_TEXT, ByteTokenizer
 from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased, parsing_special
+from jaxformer.artifacts.tokenizer import (
+    SpecialTokens,
+    lowercased,
+    parsing_special,
+    report_of,
+    spelled_tokens,
+)
 from jaxformer.cli import main
 from tests.hub import foreign
 

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from jaxformer.artifacts.backend import tokenizer_parts
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import (
@@ -17,6 +16,7 @@ from jaxformer.artifacts.tokenizer import (
     lowercased,
     lowers_case,
     opening_texts,
+    tokenizer_parts,
 )
 
 PLAIN = ByteTokenizer.train(["one and Two", "THREE and four"] * 3, 300, split_digits=True)

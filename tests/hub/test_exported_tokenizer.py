@@ -11,8 +11,7 @@ from safetensors.numpy import load_file
 from tokenizers import decoders, models, pre_tokenizers
 
 import jaxformer as jf
-from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
-from jaxformer.artifacts.byte_vocabulary import byte_characters
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer, byte_characters
 from jaxformer.artifacts.origin import Origin, keep, read_origin
 from jaxformer.artifacts.run import RunFolder, read_sections
 from jaxformer.artifacts.saved import stored_tokenizer

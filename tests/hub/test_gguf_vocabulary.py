@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import processors as processors_
 
 import jaxformer as jf
-from jaxformer.artifacts.byte_vocabulary import byte_characters
+from jaxformer.artifacts.byte_tokenizer import byte_characters
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.hub.gguf import export_gguf

@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxformer.artifacts.files import read_optional
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens
+from jaxformer.artifacts.tokenizer import SpecialTokens, steps_of
 from jaxformer.artifacts.tokenizer_files import CONFIG
 from jaxformer.hub.tokenizers.older_vocabularies import read_older
 from jaxformer.hub.tokenizers.settings import FLAGS, TokenizerSettings, read_settings
@@ -97,7 +97,7 @@ def contradictions(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator
 
 def _settings(content: dict[str, Any]) -> dict[str, bool]:
     """Returns the options of tokenizer_config.json that tokenizer.json decides, with its values."""
-    steps = list(_parts(content.get("normalizer"), "normalizers"))
+    steps = steps_of(content, "normalizer")
     kinds = {step.get("type"): step for step in reversed(steps)}
     options = {"do_lower_case": "Lowercase" in kinds, "strip_accents": "StripAccents" in kinds}
     if (bert := kinds.get("BertNormalizer")) is not None:
@@ -105,7 +105,7 @@ def _settings(content: dict[str, Any]) -> dict[str, bool]:
         options["do_lower_case"] |= lower
         options["strip_accents"] = lower if accents is None else bool(accents)
         options["tokenize_chinese_chars"] = bool(bert.get("handle_chinese_chars"))
-    for step in _parts(content.get("pre_tokenizer"), "pretokenizers"):
+    for step in steps_of(content, "pre_tokenizer"):
         prefix = step.get("add_prefix_space")
         if step.get("type") == "ByteLevel":
             options["add_prefix_space"] = bool(prefix) or options.get("add_prefix_space", False)
@@ -113,15 +113,6 @@ def _settings(content: dict[str, Any]) -> dict[str, bool]:
             is_prepended = step.get("prepend_scheme", "always") != "never"
             options["add_prefix_space"] = is_prepended and prefix is not False
     return options
-
-
-def _parts(part: Any, name: str) -> Iterator[dict[str, Any]]:
-    """Yields the steps of a part of tokenizer.json in the order in which they run."""
-    if isinstance(part, dict) and part.get("type") == "Sequence":
-        for inner in part.get(name, []):
-            yield from _parts(inner, name)
-    elif isinstance(part, dict):
-        yield part
 
 
 def _added_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:

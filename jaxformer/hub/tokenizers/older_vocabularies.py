@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
-from jaxformer.artifacts.backend import MOST_BYTES
 from jaxformer.artifacts.files import json_text, read_json, read_optional, read_text
 from jaxformer.artifacts.tokenizer_files import CONFIG, GENERIC_CLASS, read_settings_files
+from jaxformer.artifacts.untrusted import MOST_BYTES
 from jaxformer.hub.tokenizers.sentencepiece import of_marian, of_t5
 from jaxformer.hub.tokenizers.settings import (
     CONVERT,

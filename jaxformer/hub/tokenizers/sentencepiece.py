@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
-from jaxformer.artifacts.backend import MOST_BYTES
+from jaxformer.artifacts.untrusted import MOST_BYTES
 
 _UNIGRAM = 1  # trainer_spec.model_type
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # types of pieces; 1 is an ordinary piece

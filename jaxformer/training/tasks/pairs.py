@@ -8,13 +8,17 @@ from typing import ClassVar, Self
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
-from jaxformer.artifacts.byte_vocabulary import NUM_BYTES
+from jaxformer.artifacts.byte_tokenizer import NUM_BYTES, ByteTokenizer
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.artifacts.spelled_tokens import report_of, spelled_tokens
-from jaxformer.artifacts.tokenizer import Tokenizer, lowercased, parsing_special
+from jaxformer.artifacts.tokenizer import (
+    Tokenizer,
+    lowercased,
+    parsing_special,
+    report_of,
+    spelled_tokens,
+)
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, OnScored, Share, noop

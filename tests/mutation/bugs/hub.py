@@ -167,7 +167,7 @@ BUGS = (
     ),
     Bug(
         "a tokenizer may grow a text without limit",
-        "artifacts.backend:_growth",
+        "artifacts.untrusted:_growth",
         inside("sum", lambda _: lambda growths: max(growths, default=0.0)),
         f"{BROKEN}[tokenizer-makes-a-text-longer-by-steps]",
     ),
@@ -179,7 +179,7 @@ BUGS = (
     ),
     Bug(
         "a pattern may take exponential time",
-        "artifacts.patterns:_try_out",
+        "artifacts.untrusted:_try_out",
         gives(None),
         f"{BROKEN}[tokenizer-has-a-slow-pattern]",
     ),

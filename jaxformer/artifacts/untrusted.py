@@ -1,7 +1,11 @@
-r"""Bounds on the time that the patterns of a tokenizer.json take.
+r"""Guards for a tokenizer.json that somebody else wrote.
 
-The `tokenizers` library matches a pattern (`Regex`) by backtracking. A pattern of one character
-class, such as `\s+`, never backtracks. For all other patterns there are two bounds:
+It decides how long a normalized text gets and how long encoding takes. `read_backend` refuses a
+file that could take time or memory out of proportion to the text. `guarded` makes a one-line error
+of a panic of the `tokenizers` library, which is written in Rust.
+
+The library matches a pattern (`Regex`) by backtracking. A pattern of one character class, such as
+`\s+`, never backtracks. For all other patterns there are two bounds:
 
 - `backtracking_patterns` refuses a pattern that takes more than quadratic time, or quadratic time
   on plain text. It times the pattern on repetitions of characters and of strings that are made
@@ -11,17 +15,32 @@ class, such as `\s+`, never backtracks. For all other patterns there are two bou
 """
 
 import gc
+import json
 import math
+import os
 import re
 import string
+import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
+import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from jaxformer.artifacts.panics import panics_silenced
+from jaxformer.artifacts.files import read_text
+
+MOST_BYTES = 64 * 2**20
+_MOST_GROWTH = 8.0  # doublings of a text's length
+_MOST_INPUT = 500  # characters of a word; WordPiece's time grows with its cube
+_LONGEST_AFFIX = 64
+# Type of a normalizer: the option with the text that it inserts.
+_INSERTED = {"Replace": "content", "Prepend": "prepend"}
 
 LONGEST_PATTERN = 2000
 LONGEST_PIECE = 8192  # characters
@@ -49,7 +68,107 @@ _ATOM = re.compile(
     re.DOTALL,
 )
 
+_lock = threading.Lock()
+_silenced: dict[str, Any] = {"depth": 0}
+
 Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def guarded(
+    call: Callable[[], Result], *, silent: bool = False, cause: str = "a pattern of the tokenizer"
+) -> Result:
+    """Runs `call` and turns the library's panics and bare exceptions into a one-line ValueError.
+
+    Args:
+      call: Function without arguments that uses the library.
+      silent: Whether to hide the message that a panic prints on the terminal.
+      cause: The part that the error names if the library reaches its limit of time for a text.
+    """
+    try:
+        with panics_silenced() if silent else nullcontext():
+            return call()
+    except (KeyboardInterrupt, SystemExit, OSError, ValueError, TypeError, MemoryError):
+        raise
+    except BaseException as error:  # pyo3's PanicException is no Exception
+        reason = " ".join(str(error).split())[:200]
+        hint = f"; {cause} takes too long on this text" if "retry-limit" in reason else ""
+        raise ValueError(f"the tokenizers library failed: {reason}{hint}") from None
+
+
+@contextmanager
+def panics_silenced() -> Iterator[None]:
+    """Hides the messages that the library's panics print on the terminal.
+
+    The library, written in Rust, prints a backtrace to file descriptor 2 before Python sees the
+    exception. Inside this context a temporary file replaces that descriptor. At the end, the file's
+    content up to the first panic is written to the terminal. Several threads may be inside.
+    """
+    with _lock:
+        _silenced["depth"] += 1
+        if _silenced["depth"] == 1:
+            sys.stderr.flush()
+            _silenced["stderr"] = os.dup(2)
+            _silenced["file"] = tempfile.TemporaryFile()  # noqa: SIM115 (closed below)
+            os.dup2(_silenced["file"].fileno(), 2)
+    try:
+        yield
+    finally:
+        with _lock:
+            _silenced["depth"] -= 1
+            if _silenced["depth"] == 0:
+                sys.stderr.flush()
+                os.dup2(_silenced["stderr"], 2)
+                os.close(_silenced["stderr"])
+                with _silenced["file"] as file:
+                    file.seek(0)
+                    os.write(2, file.read().partition(b"\nthread '")[0])
+
+
+def read_backend(path: Path) -> tokenizers.Tokenizer:
+    """Reads a tokenizer.json. Call it through `guarded`, which shortens errors to one line.
+
+    Raises:
+      ValueError: If the file is too large, damaged, or would take time or memory out of proportion
+        to a text. The message is one line without the path.
+    """
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ValueError(f"it has {size} bytes; at most {MOST_BYTES} are read")
+    text = read_text(path)
+    _check_parts(json.loads(text))
+    return tokenizers.Tokenizer.from_str(text)
+
+
+def _check_parts(content: Any) -> None:
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__}; it must be an object")
+    if _growth(content) > _MOST_GROWTH:
+        raise ValueError("its Replace and Prepend steps could make a text over 256 times longer")
+    model = content.get("model")
+    model = model if isinstance(model, dict) else {}
+    for name in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if len(str(model.get(name) or "")) > _LONGEST_AFFIX:
+            raise ValueError(f"its {name} has more than {_LONGEST_AFFIX} characters")
+    name = "max_input_chars_per_word"
+    longest = model.get(name, 0)
+    if not isinstance(longest, int) or longest > _MOST_INPUT:
+        raise ValueError(f"its {name} is {longest!r}; it must be at most {_MOST_INPUT}")
+    backtracking_patterns(content)
+
+
+def _growth(parts: Any) -> float:
+    """Returns log₂ of the factor by which all insertions together may lengthen a text."""
+    texts = (x.get(_INSERTED.get(str(x.get("type")), ""), "") for x in _objects(parts))
+    return sum(math.log2(max(1, len(str(text)))) for text in texts)
+
+
+def _objects(parts: Any) -> Iterator[dict[str, Any]]:
+    """Yields the objects in the parts of a tokenizer.json, except its vocabulary and merges."""
+    if isinstance(parts, dict):
+        yield parts
+        parts = [part for name, part in parts.items() if name not in ("vocab", "merges")]
+    for part in parts if isinstance(parts, list) else ():
+        yield from _objects(part)
 
 
 def backtracking_patterns(parts: dict[str, Any]) -> tuple[str, ...]:
@@ -62,13 +181,12 @@ def backtracking_patterns(parts: dict[str, Any]) -> tuple[str, ...]:
       ValueError: If a pattern takes too much time on a text of some kind, or if a decoder has a
         pattern that may backtrack: the text of a decoder cannot be divided.
     """
-    found = {name: _patterns(parts.get(name)) for name in ("normalizer", "pre_tokenizer")}
     for pattern in _patterns(parts.get("decoder")):
         raise ValueError(
             f"its decoder has the pattern {pattern[:80]!r}; a decoder may only have patterns of "
             r"one character class, such as '\s+'"
         )
-    patterns = tuple(pattern for some in found.values() for pattern in some)
+    patterns = tuple(_patterns([parts.get("normalizer"), parts.get("pre_tokenizer")]))
     for pattern in patterns:
         _try_out(pattern)
     return patterns
@@ -76,10 +194,8 @@ def backtracking_patterns(parts: dict[str, Any]) -> tuple[str, ...]:
 
 def _patterns(part: Any) -> list[str]:
     """Returns the patterns of a part, except those that never backtrack."""
-    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-    found = [pattern for x in inner for pattern in _patterns(x)]
-    pattern = part.get("Regex") if isinstance(part, dict) else None
-    return [pattern, *found] if isinstance(pattern, str) and not is_simple(pattern) else found
+    found = (x.get("Regex") for x in _objects(part))
+    return [x for x in found if isinstance(x, str) and not is_simple(x)]
 
 
 def is_simple(pattern: str) -> bool:
@@ -101,17 +217,13 @@ def _try_out(pattern: str) -> None:
     pairs = [a + b for a in characters[:5] for b in (*characters[:8], "b") if a != b]
     units = list(dict.fromkeys((*characters, *_units(pattern))))
     tails = ("", "!x", f"\x01{string.printable}{pattern}")  # some need a character to fail late
+    trials = [(unit * _EXPONENTIAL, "exponential time") for unit in (*units, *pairs)]
+    trials += [(unit * _CUBIC, "cubic time") for unit in units]
+    trials += [(_MIXED, "quadratic time on any text")]
     with panics_silenced():
-        for unit in (*units, *pairs):
-            for tail in tails:
-                if _seconds(split, unit * _EXPONENTIAL + tail) > _SECONDS:
-                    raise ValueError(f"its pattern {pattern[:80]!r} takes exponential time")
-        for unit in units:
-            for tail in tails:
-                if _seconds(split, unit * _CUBIC + tail) > _SECONDS:
-                    raise ValueError(f"its pattern {pattern[:80]!r} takes cubic time")
-        if any(_seconds(split, _MIXED + tail) > _SECONDS for tail in tails):
-            raise ValueError(f"its pattern {pattern[:80]!r} takes quadratic time on any text")
+        for text, how_much in trials:
+            if any(_seconds(split, text + tail) > _SECONDS for tail in tails):
+                raise ValueError(f"its pattern {pattern[:80]!r} takes {how_much}")
 
 
 def _units(pattern: str) -> list[str]:

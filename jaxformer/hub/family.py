@@ -8,36 +8,23 @@ from typing import Any, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
-from jaxformer.hub.class_options import read_by_class
 from jaxformer.hub.generation import OPTIONS
-from jaxformer.hub.options import HARMLESS, REQUIRED, Options, pattern, per_layer
+from jaxformer.hub.options import (
+    HARMLESS,
+    READ_BY_ALL,
+    REQUIRED,
+    Options,
+    pattern,
+    per_layer,
+)
 from jaxformer.hub.table import Row
-from jaxformer.models.config import DecoderConfig, RotaryScaling
-from jaxformer.models.config.check import entries
-from jaxformer.models.config.decoder import DeltaSizes
+from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.transformer import TransformerConfig
 
 _OF_RUNNING = ("dtype", "dropout")
-_OF_EXPERTS = """experts_per_token expert_dim normalize_router router_bias
-    shared_expert_dim""".split()
-# Fields that have no effect without a layer of one of these types.
-_OF_LAYERS = {
-    ("short_convolution",): ("convolution_bias",),
-    ("short_convolution", "gated_delta"): ("convolution_kernel_size",),
-    ("gated_delta",): DeltaSizes._fields,
-}
-# Fields that have no effect unless `positions` has this value.
-_OF_POSITIONS = {
-    "rotary": ("rotary_base", "rotary_scaling", "rotary_fraction", "rotary_interleaved"),
-    "relative": ("relative_buckets", "relative_distance"),
-    "learned": ("position_offset",),
-}
-_OF_SCALING = {
-    "llama3": ("original_length", "low_frequency_factor", "high_frequency_factor"),
-    "yarn": ("original_length", "beta_fast", "beta_slow", "whole_pairs", "attention_factor"),
-}
 _READERS = {int: Options.whole, float: Options.number, bool: Options.flag}
 Config = TypeVar("Config", bound=TransformerConfig)
+Settings = TypeVar("Settings", bound=TransformerConfig | RotaryScaling)
 
 
 class Field(NamedTuple):
@@ -48,14 +35,18 @@ class Field(NamedTuple):
         default: Their class's value if the option is missing. Without it the option is required.
         choices: Our values by theirs; None: the values are the same. If several of their values
             map to one of ours, the export writes the last of them.
+        null_is_none: Whether null in the file sets our field to None, and not to the default.
     """
 
     ours: str
     default: Any = REQUIRED
     choices: dict | None = None
+    null_is_none: bool = False
 
     def read(self, options: Options, theirs: str, config: type[TransformerConfig]) -> Any:
         """Returns our value for their option."""
+        if self.null_is_none and options.is_null(theirs):
+            return None
         if self.choices is not None:
             return options.choice(theirs, self.choices, self.default)
         annotation = config.__dataclass_fields__[self.ours.split("+")[0]].type
@@ -93,7 +84,17 @@ class Part(NamedTuple):
     """
 
     read: Callable[[Options], dict]
-    write: Callable[[Any], dict]
+    write: Callable[[Any], dict] = lambda config: {}
+
+
+def unused(*names: str, because: str) -> Part:
+    """Returns the part for options that the class in transformers does not use, or not always."""
+
+    def read(options: Options) -> dict:
+        options.ignore(*names, because=because)
+        return {}
+
+    return Part(read)
 
 
 class Constant(NamedTuple):
@@ -135,6 +136,9 @@ class Family:
         copies: Names of tensors that their class ties to others, and these others. An import
             requires that both are equal.
         generation: Options for generation that their class of configs has by default.
+        not_implemented: Options that their class reads and no reader accepts, beside those in
+            `hub.options`. An option that no reader knows is an error if it is one of these, and
+            otherwise ignored with a warning. None: unknown, so every such option is an error.
     """
 
     model_type: str
@@ -152,6 +156,7 @@ class Family:
     constants: Callable[[Any], dict[str, Constant]] = lambda config: {}
     copies: dict[str, str] = field(default_factory=dict)
     generation: dict[str, Any] = field(default_factory=dict)
+    not_implemented: tuple[str, ...] | None = None
 
     def to_config(self, options: Options) -> TransformerConfig:
         """Returns our config.
@@ -170,7 +175,8 @@ class Family:
             raise ValueError(f"{options.file}: {error}") from None
         options.require(self.demanded)
         options.require({x: options.options.get(same) for x, same in self.repeated.items()})
-        options.nothing_left(HARMLESS | OPTIONS, read_by_class(self.model_type))
+        own = self.not_implemented
+        options.nothing_left(HARMLESS | OPTIONS, None if own is None else READ_BY_ALL.union(own))
         try:
             return self.config(**ours).resolved
         except (TypeError, ValueError) as error:
@@ -231,21 +237,15 @@ def canonical(config: Config) -> Config:
     Two configs that differ only in such fields, or in how they write a per-layer pattern, describe
     the same function.
     """
-    defaults = {x.name: x.default for x in fields(config)}
-    unused = [x for kind, xs in _OF_POSITIONS.items() if kind != config.positions for x in xs]
-    unused += () if config.has_experts else _OF_EXPERTS
-    unused += () if config.shared_expert_dim else ("shared_expert_gate",)
-    if isinstance(config, DecoderConfig):
-        present = set(entries(config.layer_types))
-        absent = [names for kinds, names in _OF_LAYERS.items() if present.isdisjoint(kinds)]
-        unused += [name for names in absent for name in names]
-    config = replace(config, **{name: defaults[name] for name in unused})
+    config = _without_unused(config)
     layers = {name: per_layer(getattr(config, name), config.num_layers) for name in config.patterns}
     layers["rotary_scaling"] = [
-        None if base is None or scaling is None else _canonical_scaling(scaling)
+        None if base is None or scaling is None else _without_unused(scaling)
         for base, scaling in zip(layers["rotary_base"], layers["rotary_scaling"], strict=True)
     ]
-    changed: dict[str, Any] = {name: pattern(entries) for name, entries in layers.items()}
+    config = replace(config, **{name: pattern(entries) for name, entries in layers.items()})
+    config = _without_unused(config)  # once more: a pattern may have had entries of no layer
+    changed: dict[str, Any] = {}
     if all(layers["num_experts"]):
         changed["mlp_dim"] = config.expert_dim
     scale = config.attention_scale
@@ -255,10 +255,15 @@ def canonical(config: Config) -> Config:
     return replace(config, **changed)
 
 
-def _canonical_scaling(scaling: RotaryScaling) -> RotaryScaling:
-    """Returns the scaling with default values in the fields that its kind does not use."""
-    used = ("kind", "factor", *_OF_SCALING.get(scaling.kind, ()))
-    return RotaryScaling(**{name: getattr(scaling, name) for name in used})
+def _without_unused(settings: Settings) -> Settings:
+    """Returns the settings with default values in the fields that have no effect."""
+    values = {x.name: getattr(settings, x.name) for x in fields(settings)}
+    unmet = {
+        name
+        for name, needs in settings.needs.items()
+        if not all(need.holds(values) for need in needs)
+    }
+    return replace(settings, **{x.name: x.default for x in fields(settings) if x.name in unmet})
 
 
 def config_differences(config: TransformerConfig, other: TransformerConfig) -> list[str]:

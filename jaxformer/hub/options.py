@@ -16,27 +16,38 @@ HARMLESS = frozenset(
     """
     _attn_implementation_autoset _name_or_path _num_labels activation_dropout architectures
     attention_dropout attention_probs_dropout_prob attn_implementation attn_pdrop auto_map
-    bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classif_dropout classifier_dropout classifier_pooling cls_token_id decoder_layerdrop
-    decoder_start_token_id deterministic_flash_attn directionality diversity_penalty do_sample
-    dropout dropout_rate dtype early_stopping embd_pdrop embedding_dropout encoder_layerdrop
-    encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty finetuning_task
-    force_bos_token_to_be_generated forced_bos_token_id forced_eos_token_id gradient_checkpointing
-    hidden_dropout hidden_dropout_prob hidden_size_per_head id2label init_std
-    initializer_cutoff_factor initializer_factor initializer_range is_encoder_decoder
-    is_llama_config keys_to_ignore_at_inference label2id layerdrop length_penalty mask_token_id
-    max_length min_length mlp_dropout model_type name_or_path no_repeat_ngram_size num_beam_groups
-    num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
-    output_scores pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers
-    pooler_size_per_head pooler_type position_embedding_type predict_special_tokens prefix
-    pretraining_tp problem_type qa_dropout reference_compile remove_invalid_values
-    reorder_and_upcast_attn repad_logits_with_grad repetition_penalty resid_pdrop return_dict
-    return_dict_in_generate save_step sbert_ce_default_activation_function sep_token_id
-    seq_classif_dropout sinusoidal_pos_embds sparse_pred_ignore_index sparse_prediction
-    start_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class
-    top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p
-    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+    cache_implementation chunk_size_feed_forward classif_dropout classifier_dropout
+    classifier_pooling cls_token_id decoder_layerdrop deterministic_flash_attn directionality
+    dropout dropout_rate dtype embd_pdrop embedding_dropout encoder_layerdrop finetuning_task
+    force_bos_token_to_be_generated gradient_checkpointing hidden_dropout hidden_dropout_prob
+    hidden_size_per_head id2label init_std initializer_cutoff_factor initializer_factor
+    initializer_range is_encoder_decoder is_llama_config keys_to_ignore_at_inference label2id
+    layerdrop mask_token_id mlp_dropout model_type name_or_path num_labels num_return_sequences
+    output_attentions output_hidden_states output_past output_scores pooler_fc_size
+    pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type
+    position_embedding_type predict_special_tokens prefix pretraining_tp problem_type qa_dropout
+    reference_compile remove_invalid_values reorder_and_upcast_attn repad_logits_with_grad
+    resid_pdrop return_dict return_dict_in_generate save_step sbert_ce_default_activation_function
+    sep_token_id seq_classif_dropout sinusoidal_pos_embds sparse_pred_ignore_index sparse_prediction
+    start_token_id summary_activation summary_first_dropout summary_last_dropout
+    summary_proj_to_labels summary_type summary_use_proj task_specific_params tf_legacy_loss
+    tokenizer_class torch_dtype torchscript transformers.js_config transformers_version unk_token_id
+    unsloth_fixed unsloth_version use_bfloat16 use_cache
+    """.split()
+)
+# Options that the base class of all configs reads, and code that all families share. Every other
+# option that a family's class reads is one that the family's reader knows, or `not_implemented`.
+READ_BY_ALL = frozenset(
+    """
+    _attn_implementation _commit_hash _experts_implementation add_cross_attention
+    attention_chunk_size base_model_pp_plan base_model_tp_plan compile_config
+    cross_attention_hidden_size distributed_config experts_implementation fusion_config
+    generation_config head_dim hf_quantizer hidden_size is_causal is_decoder kernel_config
+    layer_types max_position_embeddings mlp_layer_types num_attention_heads num_hidden_layers
+    num_key_value_heads num_mtp_layers partial_rotary_factor per_layer_config pruned_heads
+    quantization_config rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window
+    sub_configs tie_encoder_decoder tie_weights tie_word_embeddings token_classification_bias
+    transformers_weights vocab_size
     """.split()
 )
 _MOST_UNREAD = 100

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
-from jaxformer.hub.family import Constant, Family, Field, Part, required
-from jaxformer.hub.options import Options
+from jaxformer.hub.family import Constant, Family, Field, required
 from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderDecoderConfig
 
@@ -51,10 +50,8 @@ SIZES = {
     "activation_function": Field("activation", "gelu", ACTIVATIONS),
 }
 FIXED = {"norm_position": "post", "share_embeddings": True, "head_bias": True}
-DEMANDED = {
-    "tie_word_embeddings": True,
-    "is_decoder": False,
-}
+DEMANDED = {"tie_word_embeddings": True, "is_decoder": False}
+REPEATED = {"num_hidden_layers": "encoder_layers"}
 BART = Family(
     "bart",
     EncoderDecoderConfig,
@@ -62,10 +59,11 @@ BART = Family(
     SIZES,
     lambda config: ROWS,
     base="model.",
-    repeated={"num_hidden_layers": "encoder_layers"},
+    repeated=REPEATED,
     fixed=FIXED | {"positions": "learned", "position_offset": 2, "embedding_norm": True},
     demanded=DEMANDED,
     generation={"forced_eos_token_id": 2},
+    not_implemented=(),
 )
 
 
@@ -83,25 +81,19 @@ def positions(config: EncoderDecoderConfig, is_saved: bool = True) -> dict[str, 
     return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
 
 
-def read_marian(options: Options) -> dict:
-    """Requires that source and target have the same vocabulary size."""
-    options.require({"decoder_vocab_size": options.whole("vocab_size")})
-    return {}
-
-
 MARIAN = Family(
     "marian",
     EncoderDecoderConfig,
     {"MarianMTModel": {}},
     SIZES,
     lambda config: ROWS,
-    repeated={"num_hidden_layers": "encoder_layers"},
+    repeated=REPEATED | {"decoder_vocab_size": "vocab_size"},
     fixed=FIXED | {"positions": "sinusoidal_halves"},
     demanded=DEMANDED | {"share_encoder_decoder_embeddings": True},
-    parts=(Part(read_marian, lambda config: {"decoder_vocab_size": config.vocab_size}),),
     constants=partial(positions, is_saved=False),
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
     generation={"forced_eos_token_id": 0},
+    not_implemented=(),
 )
 
 
@@ -117,16 +109,13 @@ PEGASUS = Family(
     {"PegasusForConditionalGeneration": {"head_bias": True}, "PegasusModel": {"head_bias": False}},
     SIZES,
     lambda config: ROWS + FINAL_NORMS,
-    fixed={
-        "norm_position": "pre",
-        "positions": "sinusoidal_halves",
-        "share_embeddings": True,
-    },
+    fixed={"norm_position": "pre", "positions": "sinusoidal_halves", "share_embeddings": True},
     demanded=DEMANDED,
     constants=positions,
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
     base="model.",
-    repeated={"num_hidden_layers": "encoder_layers"},
+    repeated=REPEATED,
     generation={"forced_eos_token_id": 1},
+    not_implemented=(),
 )
 FAMILIES = (BART, MARIAN, PEGASUS)

@@ -1,8 +1,12 @@
-"""BERT (Devlin et al. 2019), RoBERTa, XLM-R and DistilBERT: post-norm encoders."""
+"""BERT (Devlin et al. 2019), RoBERTa, XLM-R and DistilBERT, which are post-norm, and ModernBERT.
+
+ModernBERT (Warner et al. 2024) has rotary positions, and two-sided windows in most layers.
+"""
 
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
 from jaxformer.hub.family import USUAL, Family, Field, Part, required
 from jaxformer.hub.options import Options
+from jaxformer.hub.positions import GLOBAL, LOCAL, RotaryByType, Window, layers_part
 from jaxformer.hub.table import Row, table
 from jaxformer.models.config import EncoderConfig
 
@@ -44,14 +48,18 @@ DEMANDED = {
 }
 
 
+def named_class(options: Options) -> str:
+    """Returns the name of the file's class; "" if the file has none."""
+    named = options.options.get("architectures") or ""
+    return str(named[0] if isinstance(named, list) else named)
+
+
 def read_labels(options: Options) -> dict:
     """Reads the number of token types and, for a classifier, the number of labels."""
     token_types = options.whole("type_vocab_size", 2, least=1)
     named = options.options.get("id2label")
     labels = len(named) if isinstance(named, dict) else options.whole("num_labels", 2)
-    named = options.take("architectures", None) or [""]
-    name = named[0] if isinstance(named, list) else named
-    is_classifier = str(name).endswith("ForSequenceClassification")
+    is_classifier = named_class(options).endswith("ForSequenceClassification")
     return {"num_token_types": token_types} | ({"num_labels": labels} if is_classifier else {})
 
 
@@ -103,6 +111,7 @@ BERT = Family(
     copies={"cls.predictions.decoder.bias": "cls.predictions.bias"},
     base="bert.",
     older=OLDER,
+    not_implemented=("embedding_size",),
 )
 
 # ---- RoBERTa and XLM-R: the first position is 2
@@ -140,9 +149,8 @@ def write_roberta(config: EncoderConfig) -> dict:
 def read_roberta_head(options: Options) -> dict:
     """Checks that the blocks apply GELU, which the masked-token head always applies."""
     activation = options.choice("hidden_act", ACTIVATIONS, "gelu")
-    named = options.options.get("architectures") or "ForMaskedLM"
-    name = named if isinstance(named, str) else str(named[0])
-    if name.endswith("ForMaskedLM") and activation != "gelu":
+    is_masked = (named_class(options) or "ForMaskedLM").endswith("ForMaskedLM")
+    if is_masked and activation != "gelu":
         raise options.error(
             "hidden_act", "its head for masked tokens has 'gelu', so it must be that"
         )
@@ -166,12 +174,13 @@ def roberta(model_type: str, model: str) -> Family:
         parts=(
             LABELS,
             Part(read_roberta, write_roberta),
-            Part(read_roberta_head, lambda config: {}),
+            Part(read_roberta_head),
         ),
         ignored=(r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",),
         copies={"lm_head.decoder.bias": "lm_head.bias"},
         base="roberta.",
         older=OLDER,
+        not_implemented=("embedding_size",),
     )
 
 
@@ -209,5 +218,86 @@ DISTIL = Family(
     ignored=(r"(distilbert\.)?embeddings\.position_ids",),
     base="distilbert.",
     older=OLDER,
+    not_implemented=(),
 )
-FAMILIES = (BERT, roberta("roberta", "Roberta"), roberta("xlm-roberta", "XLMRoberta"), DISTIL)
+
+# ---- ModernBERT
+
+GATES = {"gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh", "silu": "swiglu"}
+MODERN_ROWS = table("""
+    embedding/tokens            model.embeddings.tok_embeddings.weight
+    embedding_norm              model.embeddings.norm
+    blocks/attention_norm       model.layers.*.attn_norm      after-first
+    blocks/attention/query+key+value model.layers.*.attn.Wqkv fused
+    blocks/attention/output     model.layers.*.attn.Wo
+    blocks/feedforward_norm     model.layers.*.mlp_norm
+    blocks/feedforward/gate+up  model.layers.*.mlp.Wi         fused
+    blocks/feedforward/down     model.layers.*.mlp.Wo
+    final_norm                  model.final_norm
+    transform                   head.dense
+    transform_norm              head.norm
+    head/bias                   decoder.bias
+""")
+GATE = Field("activation", "gelu", GATES)
+
+
+def modern_types(options: Options, num_layers: int, window: int | None) -> list[str]:
+    """Returns the types of the layers: by default every third one is global."""
+    period = options.whole("global_attn_every_n_layers", 3, least=1)
+    return [LOCAL if layer % period else GLOBAL for layer in range(num_layers)]
+
+
+def read_window(options: Options) -> int:
+    """Reads the window. Their option counts both sides together, our field one side."""
+    return options.whole("local_attention", 128) // 2
+
+
+def write_window(window: int | None) -> dict:
+    """Returns the option that `read_window` reads."""
+    return {"local_attention": 128 if window is None else 2 * window}
+
+
+def read_head(options: Options) -> dict:
+    """Checks that the head's activation is that of the layers. Both have the same default."""
+    own = options.choice("classifier_activation", GATES, "gelu")
+    if own != options.choice("hidden_activation", GATES, "gelu"):
+        raise options.error("classifier_activation", "it must be hidden_activation")
+    return {}
+
+
+BASES = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
+BASE_OPTIONS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
+MODERN_ROTARY = RotaryByType(BASES, BASE_OPTIONS, (GLOBAL, LOCAL))
+MODERNBERT = Family(
+    "modernbert",
+    EncoderConfig,
+    {"ModernBertForMaskedLM": MASKED, "ModernBertModel": BARE | {"pooler": False}},
+    {
+        **USUAL,
+        "max_position_embeddings": Field("max_length", 8192),
+        "norm_eps": Field("norm_epsilon", 1e-5),
+        "norm_bias": Field("norm_bias", False),
+        "hidden_activation": GATE,
+        "attention_bias": Field("query_key_value_bias+attention_output_bias", False),
+        "mlp_bias": Field("feedforward_bias", False),
+    },
+    lambda config: MODERN_ROWS,
+    fixed={
+        "positions": "rotary",
+        "embedding_norm": True,
+        "first_attention_norm": False,
+        "tie_embeddings": True,
+        "use_bias": False,
+    },
+    demanded={"tie_word_embeddings": True, "classifier_bias": False, "decoder_bias": True},
+    parts=(
+        layers_part(modern_types, MODERN_ROTARY, Window(read_window, write_window)),
+        Part(read_head, lambda config: {"classifier_activation": GATE.write(config)}),
+    ),
+    base="model.",
+    not_implemented=(),
+)
+FAMILIES = (
+    *(BERT, roberta("roberta", "Roberta"), roberta("xlm-roberta", "XLMRoberta")),
+    *(DISTIL, MODERNBERT),
+)

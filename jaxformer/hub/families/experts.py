@@ -1,21 +1,32 @@
-"""Mixtures of experts with Llama's other layers: Mixtral, OLMoE, Qwen 2 MoE and Qwen 3 MoE."""
+"""Mixtures of experts with Llama's other layers: Mixtral, OLMoE, Qwen 2 and 3 MoE, and gpt-oss.
+
+gpt-oss (OpenAI 2025, arXiv:2508.10925) also has sinks, and windows in every other layer.
+"""
 
 from jaxformer.hub.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
+    EVERYWHERE,
     MAPS,
     NORMS,
     ROTARY,
-    everywhere,
+    epsilon,
     family,
+    kv_heads,
     length,
+    window,
     window_if_used,
-    write_window_if_used,
 )
 from jaxformer.hub.family import Field, Part
-from jaxformer.hub.layers import layers_part
 from jaxformer.hub.options import Options, pattern, per_layer
-from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, rotary_part
+from jaxformer.hub.positions import (
+    GLOBAL,
+    LOCAL,
+    Rotary,
+    Window,
+    every_nth_global,
+    layers_part,
+)
 from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
 from jaxformer.models.config.check import entries
@@ -38,6 +49,14 @@ SHARED = table("""
     blocks/feedforward/shared/down model.layers.*.mlp.shared_expert.down_proj
     blocks/feedforward/shared_gate model.layers.*.mlp.shared_expert_gate
 """)
+GPT_OSS = table("""
+    blocks/attention/sink           model.layers.*.self_attn.sinks
+    blocks/feedforward/router       model.layers.*.mlp.router
+    blocks/feedforward/gate+up/kernel EXPERTS.gate_up_proj      interleaved-as-ours
+    blocks/feedforward/gate+up/bias EXPERTS.gate_up_proj_bias   interleaved-as-ours
+    blocks/feedforward/down/kernel  EXPERTS.down_proj           as-ours
+    blocks/feedforward/down/bias    EXPERTS.down_proj_bias
+""", EXPERTS="model.layers.*.mlp.experts")  # fmt: skip
 
 
 def experts_part(option: str, other: str, default: int) -> Part:
@@ -78,10 +97,8 @@ def qwen_part(default: int) -> Part:
     usual = experts_part("num_experts", "num_local_experts", default)
 
     def read(options: Options) -> dict:
-        number, step = (
-            usual.read(options)["num_experts"],
-            options.whole("decoder_sparse_step", 1, 1),
-        )
+        number = usual.read(options)["num_experts"]
+        step = options.whole("decoder_sparse_step", 1, least=1)
         dense = options.take("mlp_only_layers", [])
         if not isinstance(dense, list) or not all(type(x) is int for x in dense):
             raise options.error("mlp_only_layers", "it must be a list of numbers of layers")
@@ -99,20 +116,9 @@ def qwen_part(default: int) -> Part:
 
 def qwen2_types(options: Options, num_layers: int, window: int | None) -> list[str]:
     """Returns the types of Qwen 2 MoE's layers: local in turn, before `max_window_layers`."""
-    if window is None:
-        return [GLOBAL] * num_layers
     last = options.whole("max_window_layers", 28)
-    return [GLOBAL if layer % 2 or layer >= last else LOCAL for layer in range(num_layers)]
-
-
-def read_qwen3(options: Options) -> dict:
-    """Reads the window, which all layers have."""
-    return {"window": window_if_used(4096)(options)}
-
-
-def write_qwen3(config: DecoderConfig) -> dict:
-    """Returns the options that `read_qwen3` reads."""
-    return {"use_sliding_window": config.window is not None, "sliding_window": config.window}
+    num_local = 0 if window is None else last
+    return [GLOBAL if layer % 2 or layer >= num_local else LOCAL for layer in range(num_layers)]
 
 
 def read_head_dim(options: Options) -> dict:
@@ -131,59 +137,132 @@ def chosen(default: int) -> dict[str, Field]:
     return {"num_experts_per_tok": Field("experts_per_token", default)}
 
 
+# ---- gpt-oss
+
+GPT_OSS_SCALING = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+METHOD = "mxfp4"
+
+
+def read_window(options: Options) -> int:
+    """Reads the window, which the class also demands if no layer uses it."""
+    if options.is_null("sliding_window"):
+        raise options.error("sliding_window", "it must be a whole number")
+    return options.whole("sliding_window", 128, least=1)
+
+
+def read_quantization(options: Options) -> dict:
+    """Checks that the weights are quantized as MXFP4, if at all; see `hub.mxfp4`."""
+    given = options.mapping("quantization_config")
+    if given and given.get("quant_method") != METHOD:
+        raise options.error("quantization_config", f"its quant_method must be {METHOD!r}")
+    # The names of the tensors say which of them are quantized.
+    known = ("quant_method", "modules_to_not_convert", "dequantize")
+    options.unread += [f"quantization_config.{x}" for x in given if x not in known]
+    options.ignore("hidden_act", because="the class computes its own activation")
+    return {}
+
+
 WIDTH = {"intermediate_size": Field("expert_dim")}
 NORMALIZES = {"norm_topk_prob": Field("normalize_router", False)}
-QWEN2_OWN = {
-    "moe_intermediate_size": Field("expert_dim", 1408),
-    "shared_expert_intermediate_size": Field("shared_expert_dim", 5632),
-    "qkv_bias": Field("query_key_value_bias", True),
-}
-QWEN2 = layers_part(qwen2_types, Rotary(), window_if_used(4096), write_window_if_used)
-QWEN3_WIDTH = {"moe_intermediate_size": Field("expert_dim", 768)}
-EPSILON = {"rms_norm_eps": Field("norm_epsilon", 1e-5)}
+QWEN_WINDOW = window_if_used(4096)
 FAMILIES = (
     family(
         "mixtral",
         "Mixtral",
-        (
-            rotary_part(1_000_000.0),
-            everywhere(None),
-            experts_part("num_local_experts", "num_experts", 8),
-        ),
+        (Rotary(1_000_000.0).part, EVERYWHERE, experts_part("num_local_experts", "num_experts", 8)),
         NORMS + ATTENTION + MIXTRAL,
-        kv_heads=8,
-        renamed=length(131_072) | EPSILON | WIDTH | chosen(2),
+        renamed={
+            **kv_heads(8),
+            **length(131_072),
+            **epsilon(1e-5),
+            **WIDTH,
+            **chosen(2),
+            **window(None),
+        },
         fixed={"normalize_router": True},
     ),
     family(
         "olmoe",
         "Olmoe",
-        (
-            ROTARY,
-            Part(read_head_dim, lambda config: {}),
-            experts_part("num_experts", "num_local_experts", 64),
-        ),
+        (ROTARY, Part(read_head_dim), experts_part("num_experts", "num_local_experts", 64)),
         NORMS + ATTENTION + EXPERTS,
-        renamed=length(4096) | EPSILON | ATTENTION_BIAS | NORMALIZES | WIDTH | chosen(8),
+        renamed=length(4096) | epsilon(1e-5) | ATTENTION_BIAS | NORMALIZES | WIDTH | chosen(8),
         fixed={"query_key_norm": "all"},
         demanded={"hidden_act": "silu", "clip_qkv": None},
     ),
     family(
         "qwen2_moe",
         "Qwen2Moe",
-        (QWEN2, qwen_part(60)),
+        (layers_part(qwen2_types, Rotary(), QWEN_WINDOW), qwen_part(60)),
         NORMS + MAPS + EXPERTS + SHARED,
-        kv_heads=16,
-        renamed=length(32_768) | NORMALIZES | QWEN2_OWN | chosen(4),
+        renamed={
+            **kv_heads(16),
+            **length(32_768),
+            **NORMALIZES,
+            **chosen(4),
+            "moe_intermediate_size": Field("expert_dim", 1408),
+            "shared_expert_intermediate_size": Field("shared_expert_dim", 5632),
+            "qkv_bias": Field("query_key_value_bias", True),
+        },
         fixed={"shared_expert_gate": True},
     ),
     family(
         "qwen3_moe",
         "Qwen3Moe",
-        (ROTARY, Part(read_qwen3, write_qwen3), qwen_part(128)),
+        (
+            ROTARY,
+            Part(  # all layers have the window
+                lambda options: {"window": QWEN_WINDOW.read(options)},
+                lambda config: QWEN_WINDOW.write(config.window),
+            ),
+            qwen_part(128),
+        ),
         NORMS + MAPS + EXPERTS,
-        kv_heads=4,
-        renamed=length(32_768) | ATTENTION_BIAS | NORMALIZES | QWEN3_WIDTH | chosen(8),
+        renamed={
+            **kv_heads(4),
+            **length(32_768),
+            **ATTENTION_BIAS,
+            **NORMALIZES,
+            **chosen(8),
+            "moe_intermediate_size": Field("expert_dim", 768),
+        },
         fixed={"query_key_norm": "head"},
+    ),
+    family(
+        "gpt_oss",
+        "GptOss",
+        (
+            layers_part(
+                every_nth_global(2),
+                Rotary(150_000.0, usual=GPT_OSS_SCALING),
+                Window(read_window, lambda window: {"sliding_window": window or 128}),
+            ),
+            experts_part("num_local_experts", "num_experts", 128),
+            Part(read_quantization),
+        ),
+        NORMS + ATTENTION + GPT_OSS,
+        renamed={
+            **kv_heads(8),
+            **length(131_072),
+            **epsilon(1e-5),
+            **WIDTH,
+            **chosen(4),
+            "head_dim": Field("head_dim", 64),
+            "attention_bias": Field("query_key_value_bias+attention_output_bias", True),
+        },
+        fixed={
+            "activation": "clipped_swiglu",
+            "attention_sinks": True,
+            "router_bias": True,
+            "feedforward_bias": True,
+        },
+        demanded={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     ),
 )

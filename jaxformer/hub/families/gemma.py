@@ -11,12 +11,20 @@ from jaxformer.hub.families.llama import (
     MAPS,
     ROTARY,
     family,
+    kv_heads,
     length,
 )
-from jaxformer.hub.family import Field, Part
-from jaxformer.hub.layers import layers_part, window_of
+from jaxformer.hub.family import Field, Part, unused
 from jaxformer.hub.options import Options
-from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, RotaryByType
+from jaxformer.hub.positions import (
+    GLOBAL,
+    LOCAL,
+    Rotary,
+    RotaryByType,
+    every_nth_global,
+    layers_part,
+    usual_window,
+)
 from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
 
@@ -35,6 +43,7 @@ RENAMED = {
     "tie_word_embeddings": Field("tie_embeddings", True),
     **ATTENTION_BIAS,
     **length(8192),
+    **kv_heads(4),
 }
 FIXED = {"norm": "rms_one_plus", "scale_embeddings": True}
 DEMANDED = {"use_bidirectional_attention": False}
@@ -52,104 +61,60 @@ def write_scale(config: DecoderConfig) -> dict:
     return {"query_pre_attn_scalar": max(1, round(scale**-2))}  # the class requires an integer
 
 
-def cap(theirs: str, ours: str, default: float | None) -> Part:
-    """Returns the part for a soft cap.
-
-    Args:
-        theirs: Their option. null means no cap.
-        ours: Our field.
-        default: The cap if the option is missing.
-    """
-
-    def read(options: Options) -> dict:
-        return {ours: None if options.is_null(theirs) else options.number(theirs, default)}
-
-    return Part(read, lambda config: {theirs: getattr(config, ours)})
-
-
-def read_gemma1(options: Options) -> dict:
-    """Ignores the option that Gemma 1 does not use."""
-    options.ignore("hidden_activation", because="the class reads hidden_act")
-    return {}
-
-
-def read_gemma2(options: Options) -> dict:
-    """Ignores the options that Gemma 2 does not use."""
-    because = "the class has local and global layers in turn, or layer_types"
-    options.ignore("sliding_window_pattern", "_sliding_window_pattern", because=because)
-    return {}
-
-
-def read_gemma3(options: Options) -> dict:
-    """Ignores the options that Gemma 3 does not use."""
-    options.ignore("attn_logit_softcapping", because="the class does not cap scores")
-    options.ignore("_sliding_window_pattern", because="the class reads sliding_window_pattern")
-    return {}
-
-
-def nothing(config: DecoderConfig) -> dict:
-    """Returns no options."""
-    return {}
-
-
-def alternating(options: Options, num_layers: int, window: int | None) -> list[str]:
-    """Returns the types of the layers: local and global ones in turn."""
-    return [LOCAL if (layer + 1) % 2 else GLOBAL for layer in range(num_layers)]
-
-
-def every_sixth_global(options: Options, num_layers: int, window: int | None) -> list[str]:
-    """Returns the types of the layers: by default every sixth one is global."""
-    period = options.whole("sliding_window_pattern", 6, least=1)
-    return [LOCAL if (layer + 1) % period else GLOBAL for layer in range(num_layers)]
-
-
-def write_window(window: int | None) -> dict:
-    """Returns the option for the window."""
-    return {"sliding_window": 4096 if window is None else window}
-
-
-WINDOW = (window_of("sliding_window", 4096), write_window)
-GEMMA2 = layers_part(alternating, Rotary(), *WINDOW)
+SCALE = Part(read_scale, write_scale)
+WINDOW = usual_window(4096)
+GEMMA2 = layers_part(every_nth_global(2), Rotary(), WINDOW)
 BASES = {LOCAL: 10_000.0, GLOBAL: 1_000_000.0}
 BASE_OPTIONS = {LOCAL: "rope_local_base_freq", GLOBAL: "rope_theta"}
 GEMMA3 = layers_part(
-    every_sixth_global, RotaryByType(BASES, BASE_OPTIONS, scaled=(GLOBAL,)), *WINDOW
+    every_nth_global(6, "sliding_window_pattern"),
+    RotaryByType(BASES, BASE_OPTIONS, (GLOBAL,)),
+    WINDOW,
 )
-FINAL_CAP = "final_logit_softcapping"
-CAPS2 = (
-    cap("attn_logit_softcapping", "attention_cap", 50.0),
-    cap(FINAL_CAP, "logits_cap", 30.0),
-)
-CAPS3 = (cap(FINAL_CAP, "logits_cap", None),)
-SCALE = Part(read_scale, write_scale)
 BOTH = {"hidden_activation": GATE} | RENAMED
+CAP = {"final_logit_softcapping": Field("logits_cap", None, null_is_none=True)}
+CAPS = {
+    "attn_logit_softcapping": Field("attention_cap", 50.0, null_is_none=True),
+    "final_logit_softcapping": Field("logits_cap", 30.0, null_is_none=True),
+}
 FAMILIES = (
     family(
         "gemma",
         "Gemma",
-        (ROTARY, Part(read_gemma1, nothing)),
-        kv_heads=16,
-        renamed=RENAMED | {"hidden_act": Field("activation", "gelu_pytorch_tanh", OLDER_GATES)},
+        (ROTARY, unused("hidden_activation", because="the class reads hidden_act")),
+        renamed={
+            **RENAMED,
+            **kv_heads(16),
+            "hidden_act": Field("activation", "gelu_pytorch_tanh", OLDER_GATES),
+        },
         fixed=FIXED,
-        demanded={"use_bidirectional_attention": False},
+        demanded=DEMANDED,
     ),
     family(
         "gemma2",
         "Gemma2",
-        (SCALE, GEMMA2, DIVISIBLE, Part(read_gemma2, nothing), *CAPS2),
+        (
+            *(SCALE, GEMMA2, DIVISIBLE),
+            unused(
+                *("sliding_window_pattern", "_sliding_window_pattern"),
+                because="the class has local and global layers in turn, or layer_types",
+            ),
+        ),
         FOUR_NORMS + MAPS,
-        kv_heads=4,
-        renamed=BOTH,
+        renamed=BOTH | CAPS,
         fixed=FIXED | {"norm_position": "both"},
         demanded=DEMANDED,
     ),
     family(
         "gemma3_text",
         "Gemma3",
-        (SCALE, GEMMA3, DIVISIBLE, Part(read_gemma3, nothing), *CAPS3),
+        (
+            *(SCALE, GEMMA3, DIVISIBLE),
+            unused("attn_logit_softcapping", because="the class does not cap scores"),
+            unused("_sliding_window_pattern", because="the class reads sliding_window_pattern"),
+        ),
         FOUR_NORMS + MAPS,
-        kv_heads=4,
-        renamed=BOTH | length(131_072),
+        renamed=BOTH | CAP | length(131_072),
         fixed=FIXED | {"norm_position": "both", "query_key_norm": "head"},
         demanded=DEMANDED,
     ),

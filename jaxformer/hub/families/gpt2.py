@@ -1,11 +1,22 @@
-"""GPT-2 (Radford et al. 2019) and GPT-NeoX (Black et al. 2022), to which Pythia belongs.
+"""GPT-2 (Radford et al. 2019), GPT-NeoX (Black et al. 2022) and StarCoder 2 (Lozhkov et al. 2024).
 
-In GPT-NeoX attention and feed-forward layer are parallel and have separate norms. Rotary positions
-apply to a part of each head.
+In GPT-NeoX, to which Pythia belongs, attention and feed-forward layer are parallel and have
+separate norms. Rotary positions apply to a part of each head. StarCoder 2 has rotary positions and
+windows, with GPT-2's other layers.
 """
 
-from jaxformer.hub.family import USUAL, Family, Field, required
-from jaxformer.hub.rotary import Rotary
+from jaxformer.hub.families.llama import (
+    EVERYWHERE,
+    IGNORED,
+    NORMS,
+    OTHERS,
+    ROTARY,
+    kv_heads,
+    length,
+    window,
+)
+from jaxformer.hub.family import USUAL, Family, Field, required, unused
+from jaxformer.hub.positions import Rotary
 from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
 
@@ -51,6 +62,7 @@ GPT2 = Family(
     demanded={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
     ignored=(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",),
     base="transformer.",
+    not_implemented=(),
 )
 
 NEOX_ROWS = table("""
@@ -85,5 +97,40 @@ NEOX = Family(
     parts=(Rotary(10_000.0, 0.25, "rotary_emb_base", "rotary_pct").part,),
     ignored=(r"gpt_neox\.layers\.\d+\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",),
     base="gpt_neox.",
+    not_implemented=(),
 )
-FAMILIES = (GPT2, NEOX)
+
+STARCODER2_ROWS = table("""
+    blocks/attention/query        model.layers.*.self_attn.q_proj
+    blocks/attention/key          model.layers.*.self_attn.k_proj
+    blocks/attention/value        model.layers.*.self_attn.v_proj
+    blocks/feedforward/up         model.layers.*.mlp.c_fc
+    blocks/feedforward/down       model.layers.*.mlp.c_proj
+""")
+STARCODER2 = Family(
+    "starcoder2",
+    DecoderConfig,
+    {"Starcoder2ForCausalLM": {}},
+    {
+        **USUAL,
+        **length(4096),
+        **kv_heads(2),
+        **window(None),
+        "head_dim": Field("head_dim", None),
+        "norm_epsilon": Field("norm_epsilon", 1e-5),
+        "tie_word_embeddings": Field("tie_embeddings", True),
+        "hidden_act": Field("activation", "gelu_pytorch_tanh", ACTIVATIONS),
+        "use_bias": Field("query_key_value_bias+attention_output_bias+feedforward_bias", True),
+    },
+    lambda config: NORMS + OTHERS + STARCODER2_ROWS,
+    fixed={"positions": "rotary"},
+    parts=(
+        *(ROTARY, EVERYWHERE),
+        unused("mlp_type", "norm_type", "rms_norm_eps", because="the class does not read it"),
+        unused("residual_dropout", because="dropout acts in training only"),
+    ),
+    ignored=IGNORED,
+    base="model.",
+    not_implemented=(),
+)
+FAMILIES = (GPT2, NEOX, STARCODER2)

@@ -1,13 +1,21 @@
 """Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen, OLMo 2 and 3, SmolLM 3, Phi-3."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from jaxformer.hub.family import USUAL, Family, Field, Part
-from jaxformer.hub.layers import layers_part, window_of
+from jaxformer.hub.family import USUAL, Family, Field, Part, unused
 from jaxformer.hub.options import Options, pattern, per_layer
-from jaxformer.hub.rotary import GLOBAL, LOCAL, Rotary, RotaryByType, rotary_part
+from jaxformer.hub.positions import (
+    GLOBAL,
+    LOCAL,
+    Rotary,
+    RotaryByType,
+    Window,
+    every_nth_global,
+    layers_part,
+    usual_window,
+)
 from jaxformer.hub.table import Row, table
 from jaxformer.models.config import DecoderConfig
 
@@ -47,6 +55,7 @@ SIZES = {
     **USUAL,
     "head_dim": Field("head_dim", None),
     "max_position_embeddings": Field("max_length", 2048),
+    "num_key_value_heads": Field("num_kv_heads", None, null_is_none=True),
     "rms_norm_eps": Field("norm_epsilon", 1e-6),
     "tie_word_embeddings": Field("tie_embeddings", False),
 }
@@ -56,19 +65,19 @@ FIXED = {"norm": "rms", "activation": "swiglu", "positions": "rotary", "use_bias
 IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
-def kv_heads_part(default: int | None) -> Part:
-    """Returns the part for grouped-query attention.
+def kv_heads(default: int | None) -> dict[str, Field]:
+    """Returns the option for grouped-query attention; null or None: num_attention_heads."""
+    return {"num_key_value_heads": Field("num_kv_heads", default, null_is_none=True)}
 
-    Args:
-        default: The number of key/value heads if the option is missing. None, like null in the
-            file, means num_attention_heads.
-    """
-    option = "num_key_value_heads"
 
-    def read(options: Options) -> dict:
-        return {"num_kv_heads": None if options.is_null(option) else options.whole(option, default)}
+def length(default: int) -> dict[str, Field]:
+    """Returns the option for the length, with its default."""
+    return {"max_position_embeddings": Field("max_length", default)}
 
-    return Part(read, lambda config: {option: config.num_kv_heads})
+
+def epsilon(default: float) -> dict[str, Field]:
+    """Returns the option for the epsilon of the norms, with its default."""
+    return {"rms_norm_eps": Field("norm_epsilon", default)}
 
 
 def family(
@@ -76,7 +85,6 @@ def family(
     model: str,
     parts: Iterable[Part],
     rows: tuple[Row, ...] = NORMS + MAPS,
-    kv_heads: int | None = None,
     ignored: tuple[str, ...] = (),
     **changes: dict[str, Any],
 ) -> Family:
@@ -87,7 +95,6 @@ def family(
         model: The prefix of its classes' names.
         parts: The options that `Field` cannot express.
         rows: The table of its tensors, without those that all these families share.
-        kv_heads: The class's default of `num_key_value_heads`.
         ignored: Patterns of names of further tensors that the class does not read.
         changes: `renamed` options, `fixed` fields and `demanded` options that differ from Llama's.
     """
@@ -99,52 +106,38 @@ def family(
         lambda config: rows + OTHERS,
         FIXED | changes.get("fixed", {}),
         changes.get("demanded", {"hidden_act": "silu"}),
-        (kv_heads_part(kv_heads), *parts),
+        tuple(parts),
         ignored=(*IGNORED, *ignored),
         base="model.",
+        not_implemented=(),
     )
-
-
-def length(default: int) -> dict:
-    """Returns the option for the length, with its default."""
-    return {"max_position_embeddings": Field("max_length", default)}
 
 
 # ---- windows: in all layers (Mistral, Phi-3), or from a certain layer on if a flag is set (Qwen)
 
 
-def everywhere(default: int | None) -> Part:
-    """Returns the part for a window in all layers or in none.
-
-    Args:
-        default: The window if the option is missing.
-    """
-    read_window = window_of("sliding_window", default)
-
-    def read(options: Options) -> dict:
-        options.ignore("layer_types", because="all layers have the window")
-        return {"window": read_window(options)}
-
-    return Part(read, lambda config: {"sliding_window": config.window})
+EVERYWHERE = unused("layer_types", because="all layers have the window")
 
 
-def window_if_used(default: int | None) -> Callable[[Options], int | None]:
-    """Returns a reader of `sliding_window`, which has no effect without `use_sliding_window`."""
-    read_window = window_of("sliding_window", default)
+def window(default: int | None) -> dict[str, Field]:
+    """Returns the option for a window in all layers, with its default; null: in none."""
+    return {"sliding_window": Field("window", default, null_is_none=True)}
+
+
+def window_if_used(default: int | None) -> Window:
+    """Returns the window of classes that ignore `sliding_window` without `use_sliding_window`."""
 
     def read(options: Options) -> int | None:
         if options.flag("use_sliding_window", False):
-            return read_window(options)
+            return usual_window(default).read(options)
         because = "use_sliding_window is false"
         options.ignore("sliding_window", "max_window_layers", because=because)
         return None
 
-    return read
+    def write(length: int | None) -> dict[str, Any]:
+        return {"use_sliding_window": length is not None, "sliding_window": length}
 
-
-def write_window_if_used(window: int | None) -> dict:
-    """Returns the options that `window_if_used` reads."""
-    return {"use_sliding_window": window is not None, "sliding_window": window}
+    return Window(read, write)
 
 
 def qwen_types(options: Options, num_layers: int, window: int | None) -> list[str]:
@@ -153,11 +146,6 @@ def qwen_types(options: Options, num_layers: int, window: int | None) -> list[st
     return [
         LOCAL if window is not None and layer >= first else GLOBAL for layer in range(num_layers)
     ]
-
-
-def every_fourth_global(options: Options, num_layers: int, window: int | None) -> list[str]:
-    """Returns the types of OLMo 3's layers: every fourth one is global."""
-    return [LOCAL if (layer + 1) % 4 else GLOBAL for layer in range(num_layers)]
 
 
 # ---- SmolLM 3: every fourth layer lacks positions
@@ -203,23 +191,13 @@ def read_divisible(options: Options) -> dict:
     return {}
 
 
-DIVISIBLE = Part(read_divisible, lambda config: {})
-ROTARY = rotary_part(10_000.0)
-QWEN = layers_part(qwen_types, Rotary(), window_if_used(4096), write_window_if_used)
-SMOLLM3 = layers_part(
-    smollm3_types, Rotary(2_000_000.0), window_if_used(None), write_window_if_used
-)
+DIVISIBLE = Part(read_divisible)
+ROTARY = Rotary().part
+QWEN = layers_part(qwen_types, Rotary(), window_if_used(4096))
+SMOLLM3 = layers_part(smollm3_types, Rotary(2_000_000.0), window_if_used(None))
 OLMO2 = {"norm_position": "output", "query_key_norm": "all"}
-OLMO3 = layers_part(
-    every_fourth_global,
-    RotaryByType(
-        dict.fromkeys((LOCAL, GLOBAL), 500_000.0),
-        dict.fromkeys((LOCAL, GLOBAL), "rope_theta"),
-        scaled=(GLOBAL,),
-    ),
-    window_of("sliding_window", 4096),
-    lambda window: {"sliding_window": window or 4096},
-)
+OLMO3_BASES = dict.fromkeys((LOCAL, GLOBAL), 500_000.0)
+OLMO3_ROTARY = RotaryByType(OLMO3_BASES, dict.fromkeys(OLMO3_BASES, "rope_theta"), (GLOBAL,))
 # The class of Phi-3 accepts no scaling but longrope.
 PHI3_ROTARY = Rotary(fraction=1.0, kinds=("default",)).part
 FAMILIES = (
@@ -227,24 +205,26 @@ FAMILIES = (
     family(
         "mistral",
         "Mistral",
-        (ROTARY, everywhere(4096)),
-        kv_heads=8,
-        renamed=length(131_072),
+        (ROTARY, EVERYWHERE),
+        renamed=kv_heads(8) | length(131_072) | window(4096),
     ),
     family(
         "qwen2",
         "Qwen2",
         (QWEN,),
-        kv_heads=32,
-        renamed=length(32_768),
+        renamed=kv_heads(32) | length(32_768),
         fixed={"query_key_value_bias": True},
     ),
     family(
         "qwen3",
         "Qwen3",
         (QWEN,),
-        kv_heads=32,
-        renamed=length(32_768) | ATTENTION_BIAS | {"head_dim": Field("head_dim", 128)},
+        renamed={
+            **kv_heads(32),
+            **length(32_768),
+            **ATTENTION_BIAS,
+            "head_dim": Field("head_dim", 128),
+        },
         fixed={"query_key_norm": "head"},
     ),
     family(
@@ -252,29 +232,33 @@ FAMILIES = (
         "Olmo2",
         (ROTARY,),
         OLMO2_NORMS + MAPS,
-        renamed=ATTENTION_BIAS | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
+        renamed=ATTENTION_BIAS | epsilon(1e-5),
         fixed=OLMO2,
     ),
     family(
         "olmo3",
         "Olmo3",
-        (OLMO3,),
+        (layers_part(every_nth_global(4), OLMO3_ROTARY, usual_window(4096)),),
         OLMO2_NORMS + MAPS,
-        renamed=ATTENTION_BIAS | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
+        renamed=ATTENTION_BIAS | epsilon(1e-5),
         fixed=OLMO2,
     ),
     family(
         "smollm3",
         "SmolLM3",
         (Part(read_smollm3, write_smollm3),),
-        kv_heads=4,
-        renamed=length(32_768) | BIASES | {"tie_word_embeddings": Field("tie_embeddings", True)},
+        renamed={
+            **kv_heads(4),
+            **length(32_768),
+            **BIASES,
+            "tie_word_embeddings": Field("tie_embeddings", True),
+        },
     ),
     family(
         "phi3",
         "Phi3",
-        (PHI3_ROTARY, everywhere(None)),
+        (PHI3_ROTARY, EVERYWHERE),
         NORMS + FUSED,
-        renamed=length(4096) | {"rms_norm_eps": Field("norm_epsilon", 1e-5)},
+        renamed=length(4096) | epsilon(1e-5) | window(None),
     ),
 )

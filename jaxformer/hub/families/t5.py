@@ -153,6 +153,7 @@ def t5(
         demanded={"is_decoder": False},
         parts=(Part(read, write), Part(read_activation(activation), write_activation)),
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+        not_implemented=(),
     )
 
 

@@ -53,13 +53,13 @@ BUGS = (
     ),
     Bug(
         "another quantization than MXFP4 is accepted",
-        "hub.families.gpt_oss:read_quantization",
+        "hub.families.experts:read_quantization",
         Replace("given and given.get('quant_method') != METHOD", "False"),
         f"{MXFP4}::test_a_broken_folder_is_refused",
     ),
     Bug(
         "a file of gpt-oss without rotary parameters has unscaled positions",
-        "hub.rotary:Rotary.read",
+        "hub.positions:Rotary.read",
         Replace("dict(self.usual)", "{}"),
         "hub/test_published.py::test_every_option_is_known[gpt_oss-GptOssForCausalLM-defaults]",
     ),
@@ -203,7 +203,7 @@ BUGS = (
     ),
     Bug(
         "an original length outside the rotary options is dropped",
-        "hub.rotary:RotaryEntry.scaling",
+        "hub.positions:RotaryEntry.scaling",
         takes(length=lambda _: None),
         "hub/test_options.py::test_the_original_length_outside_has_priority",
     ),

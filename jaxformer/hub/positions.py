@@ -1,16 +1,17 @@
-"""Reader and writer of rotary positions in a config.json.
+"""Reader and writer of rotary positions and windows in a config.json.
 
-transformers 5 stores them in `rope_parameters`, for all layers or for each type of layer. Earlier
+Both may differ by layer. transformers 5 stores the type of each layer in `layer_types`, and rotary
+positions in `rope_parameters`, for all layers or for each type of layer. Earlier
 versions use `rope_theta`, `rope_scaling` and, in some families, other names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxformer.hub.family import Part
-from jaxformer.hub.options import Options, pattern
-from jaxformer.models.config import RotaryScaling
+from jaxformer.hub.options import Options, pattern, per_layer
+from jaxformer.models.config import DecoderConfig, EncoderConfig, RotaryScaling
 from jaxformer.models.config.check import entries
 from jaxformer.models.config.transformer import TransformerConfig
 
@@ -251,11 +252,75 @@ def written_rotary(base: float | None, scaling: RotaryScaling | None, fields: di
     return {key: value for key, value in written.items() if value is not None}
 
 
-def rotary_part(base: float, fraction: float | None = None) -> Part:
-    """Returns the part of a family whose rotary positions are the same in all layers.
+# ---- windows
+
+# Returns the type of each layer if `layer_types` is missing, from the options, the number of layers
+# and the window.
+TypesOf = Callable[[Options, int, int | None], list[str]]
+
+
+class Window(NamedTuple):
+    """How a class reads and writes the window of its layers of type LOCAL.
+
+    Attributes:
+        read: Returns our `window` in positions, or None if the file has no window.
+        write: Returns the options for that window, which is None if no layer has one.
+    """
+
+    read: Callable[[Options], int | None]
+    write: Callable[[int | None], dict[str, Any]]
+
+
+def usual_window(default: int | None) -> Window:
+    """Returns the window of the option `sliding_window`, in which null means no window."""
+
+    def read(options: Options) -> int | None:
+        option = "sliding_window"
+        return None if options.is_null(option) else options.whole(option, default)
+
+    return Window(read, lambda window: {"sliding_window": window or default})
+
+
+def every_nth_global(period: int, option: str | None = None) -> TypesOf:
+    """Returns `types_of` for classes in which every nth layer is global.
 
     Args:
-        base: The default of `rope_theta`.
-        fraction: The default of `partial_rotary_factor`; None if the class rotates whole heads.
+        period: The number n, or its default.
+        option: The option that holds n; None if the class has no such option.
     """
-    return Rotary(base, fraction).part
+
+    def types_of(options: Options, num_layers: int, window: int | None) -> list[str]:
+        n = period if option is None else options.whole(option, period, least=1)
+        return [LOCAL if (layer + 1) % n else GLOBAL for layer in range(num_layers)]
+
+    return types_of
+
+
+def layers_part(types_of: TypesOf, rotary: Rotary | RotaryByType, window: Window) -> Part:
+    """Returns the part for windows in the layers of type LOCAL, and for rotary positions.
+
+    Args:
+        types_of: See `TypesOf`.
+        rotary: How the class reads rotary positions.
+        window: How the class reads the window.
+    """
+
+    def read(options: Options) -> dict:
+        num_layers = options.whole("num_hidden_layers", least=1)
+        length = window.read(options)
+        usual = types_of(options, num_layers, length)
+        types = options.list_of("layer_types", num_layers, str, usual)
+        if not set(types) <= {LOCAL, GLOBAL}:
+            raise options.error("layer_types", f"its entries must be {LOCAL} or {GLOBAL}")
+        if LOCAL in types and length is None:
+            raise options.error("layer_types", "it has layers with a window, but no window is set")
+        windows = pattern([length if x == LOCAL else None for x in types])
+        return {"window": windows, **rotary.read(options, types)}
+
+    def write(config: DecoderConfig | EncoderConfig) -> dict:
+        windows = per_layer(config.window, config.num_layers)
+        types = [GLOBAL if x is None else LOCAL for x in windows]
+        written = window.write(next((x for x in windows if x is not None), None))
+        return {**written, "layer_types": types, **rotary.write(config, types)}
+
+    return Part(read, write)

@@ -1,21 +1,30 @@
-"""Folders of a model in jaxformer's own format.
+"""Models in jaxformer's own format: folders that `save` writes, and training runs.
 
-Such a folder holds config.json (the model's kind and the version of the format), model.safetensors
+A saved folder holds config.json (the model's kind and the version of the format), model.safetensors
 and, if the model has a tokenizer, tokenizer.json. If that came from a folder of transformers, its
 settings files are beside it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from inspect import isfunction
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.files import new_folder, write_json
-from jaxformer.artifacts.run import RUN_FORMAT, parse_config, parse_kind, source_sections
+from jaxformer.artifacts.run import (
+    RUN_FORMAT,
+    RunFolder,
+    parse_config,
+    parse_generation,
+    parse_kind,
+    source_sections,
+)
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tensors import (
     DTYPES,
@@ -31,13 +40,17 @@ from jaxformer.artifacts.tokenizer import (
     SpecialTokens,
     Tokenizer,
     bind,
+    opening_texts,
     parsing_special,
 )
 from jaxformer.artifacts.values import to_json
+from jaxformer.decoding.autoregressive import prepare
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.linear.low_rank import is_low_rank
 from jaxformer.models.config import Execution, kind_of
 from jaxformer.models.config.check import shown
+from jaxformer.models.config.generation import GenerationDefaults
+from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -46,6 +59,42 @@ _LIBRARIES = ("jaxformer", "flax", "dataclasses")  # dataclasses writes __replac
 # Fields of a model that are saved or do not change its results.
 _RESTORED = {"config", "execution", "family", "generation", "checkpoint_dtype", "parent", "name"}
 _RESTORED |= {"layers"}
+
+
+class Checkpoint(NamedTuple):
+    """A model, its variables and its tokenizer, or None if it has no tokenizer."""
+
+    model: LanguageModel
+    variables: dict
+    tokenizer: Tokenizer | None
+
+    def prepared(self) -> Variables:
+        """Returns the variables packed for decoding; call it once and generate many times."""
+        return prepare(self.model, self.variables)
+
+
+class Stored(NamedTuple):
+    """Content of a folder in jaxformer's own format.
+
+    Attributes:
+        config: The model's config.
+        read: Reads the parameters. Its argument is a tree of the model's shapes, which may hold
+            shardings (`models.mesh.parameter_shapes`). The stored shapes are checked against
+            it.
+        tokenizer: The tokenizer, or None.
+        family: The model_type of transformers that the weights came from, or None.
+        generation: The checkpoint's settings for generation.
+        checkpoint_dtype: The dtype of that checkpoint's tensors, or None.
+        layers: The layers that the caller defined, as JSON (`artifacts.values`), or None.
+    """
+
+    config: ModelConfig
+    read: Callable[[Any], dict]
+    tokenizer: Tokenizer | None
+    family: str | None = None
+    generation: GenerationDefaults = GenerationDefaults()
+    checkpoint_dtype: str | None = None
+    layers: Any = None
 
 
 def save(
@@ -113,6 +162,85 @@ def checked_params(model: LanguageModel, variables: Variables) -> dict:
         raise ValueError("variables hold integers or packed kernels; pass the original params")
     model.check(variables)
     return variables["params"]
+
+
+def own_folder(
+    folder: Path,
+    sections: dict,
+    dtype: str | None = None,
+    read: Callable[[dict], dict] | None = None,
+) -> Stored:
+    """Opens a folder in jaxformer's own format.
+
+    For a run, the parameters are those of its newest undamaged checkpoint, with a warning if newer
+    ones are damaged.
+
+    Args:
+        folder: A run or a saved folder.
+        sections: The sections of its config.json.
+        dtype: dtype of the parameters; None: as stored.
+        read: Reads the parameters of a run whose checkpoints hold an adapter only, with the dtypes
+            of the checkpoints; None: the folder holds all parameters.
+
+    Raises:
+        ValueError: If the folder has no undamaged checkpoint, or its parameters do not fit its
+            config.
+    """
+    run = RunFolder(folder)
+    is_run = read is not None or run.checkpoints.is_dir()
+    read_run = read or partial(newest_params, run)
+
+    def read_converted(like: dict) -> dict:
+        params = read_run(like)
+        return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
+
+    # The user of a script may have put a tokenizer into the folder of its run.
+    is_trained = is_run and "objective" not in sections
+    return Stored(
+        parse_kind(sections, run.config),
+        read_converted if is_run else partial(read_saved, folder, dtype),
+        run_tokenizer(run) if is_trained else stored_tokenizer(folder, sections),
+        sections.get("family"),
+        parse_generation(sections, run.config),
+        sections.get("checkpoint_dtype"),
+        sections.get("layers"),
+    )
+
+
+def newest_params(run: RunFolder, like: dict) -> dict:
+    """Returns the trained parameters of the newest undamaged checkpoint of a run.
+
+    If the run maintains a moving average of its weights, the average is returned.
+
+    Raises:
+        ValueError: If the stored tree, shapes or dtypes differ from `like`.
+    """
+    from jaxformer.artifacts.checkpoint import Checkpoints  # Orbax takes 0.2 s to import
+
+    return Checkpoints(run.checkpoints).restore(like)[1]
+
+
+def run_tokenizer(run: RunFolder) -> Tokenizer:
+    """Returns the tokenizer of a run, which begins texts as the run's training.
+
+    Raises:
+        ValueError: If the run has no tokenizer, or its config is wrong.
+    """
+    sections = run.read_config() if run.holds_run else {}
+    tokenizer = stored_tokenizer(run.path, sections)
+    if tokenizer is None:
+        raise ValueError(f"{run.tokenizer} does not exist")
+    return opening_texts(tokenizer)
+
+
+def lora_of(sections: dict, where: Path) -> LoraConfig:
+    """Returns the LoRA settings of a run; without such a section, those of a run without adapter.
+
+    Args:
+        sections: The sections of config.json.
+        where: The path of config.json, for error messages.
+    """
+    return parse_config(LoraConfig, sections.get("training", {}).get("lora", {}), where)
 
 
 def read_saved(folder: Path, dtype: str | None, like: dict) -> dict:

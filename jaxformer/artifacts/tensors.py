@@ -5,6 +5,7 @@
 Nothing is unpickled. Every error is a ValueError that names the file and the fault.
 """
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable
@@ -18,6 +19,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.artifacts.files import parse_json, read_json, stays, write_json
+from jaxformer.models.mesh import to_host
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _PICKLES = "pytorch_model.bin pytorch_model.bin.index.json tf_model.h5 flax_model.msgpack".split()
@@ -84,6 +86,15 @@ def flat_shapes(tree: dict) -> dict[str, tuple[int, ...]]:
 def filled(tree: dict, leaves: dict) -> dict:
     """Returns the tree with the leaves of `leaves`, which are by path: the inverse of `flat`."""
     return unflatten_dict(flatten_dict(tree, keep_empty_nodes=True, sep="/") | leaves, sep="/")
+
+
+def digest_of(params: dict) -> str:
+    """Returns the hexadecimal digest of parameters: paths, shapes and values as float32."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, leaf in sorted(flat(params).items()):
+        digest.update(f"{name} {tuple(leaf.shape)}\n".encode())
+        digest.update(np.ascontiguousarray(to_host(leaf), np.float32).data)
+    return digest.hexdigest()
 
 
 def _read_all(file: FileIO, array: np.ndarray) -> None:

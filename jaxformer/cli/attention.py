@@ -11,7 +11,7 @@ from jaxformer.cli.flags import OutFile, check_out, positional
 from jaxformer.terminal import say
 
 if TYPE_CHECKING:
-    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.artifacts.saved import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from jaxformer.artifacts.origin import Origin, digest_of, keep
-from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.run import Origin, RunFolder, keep
 from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special, report_of, spelled_tokens
 from jaxformer.cli.flags import Switch, positional
 from jaxformer.cli.train_arguments import IgnoredOptions, Selection
@@ -28,7 +27,7 @@ from jaxformer.training.presets import (
 if TYPE_CHECKING:  # these import JAX
     import jax
 
-    from jaxformer.artifacts.load import Checkpoint, Stored
+    from jaxformer.artifacts.saved import Checkpoint, Stored
     from jaxformer.hub.foreign import Foreign
 
 
@@ -189,6 +188,7 @@ class Base(NamedTuple):
         Raises:
             ValueError: Another process has trained the base run further in the meantime.
         """
+        from jaxformer.artifacts.tensors import digest_of
         from jaxformer.models.kinds import build
         from jaxformer.models.mesh import parameter_shapes
 

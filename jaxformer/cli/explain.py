@@ -12,7 +12,7 @@ from jaxformer.models.config.needs import Is, Needs
 from jaxformer.terminal import say
 
 if TYPE_CHECKING:
-    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.artifacts.saved import Checkpoint
     from jaxformer.interpret.explanation import Page
 
 

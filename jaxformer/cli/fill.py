@@ -10,7 +10,7 @@ from jaxformer.cli.flags import Switch
 from jaxformer.terminal import say, write
 
 if TYPE_CHECKING:
-    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.artifacts.saved import Checkpoint
 
 MASK = "[MASK]"
 

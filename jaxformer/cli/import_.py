@@ -11,7 +11,7 @@ from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 
 if TYPE_CHECKING:
-    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.artifacts.saved import Checkpoint
     from jaxformer.artifacts.tokenizer import Tokenizer
 
 
@@ -35,9 +35,8 @@ def main(argv: list[str]) -> int:
     require_new(Path(arguments.out))  # checked before the slow imports and reads
 
     start_jax()
-    from jaxformer.artifacts.load import Checkpoint
     from jaxformer.artifacts.run import read_sections
-    from jaxformer.artifacts.saved import save
+    from jaxformer.artifacts.saved import Checkpoint, save
     from jaxformer.hub.foreign import foreign_folder
     from jaxformer.hub.load import fetched
     from jaxformer.models.kinds import build

@@ -10,8 +10,7 @@ from signal import SIGINT
 from typing import TYPE_CHECKING, Any
 
 from jaxformer.artifacts.files import next_free
-from jaxformer.artifacts.origin import Origin
-from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.run import Origin, RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.arguments import complete
 from jaxformer.cli.checkpoints import Base, open_base, origin_of, usable_generation

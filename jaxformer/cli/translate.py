@@ -19,7 +19,7 @@ from jaxformer.models.config.check import check_at_least
 from jaxformer.terminal import write
 
 if TYPE_CHECKING:
-    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.artifacts.saved import Checkpoint
 
 LINES = 1024  # number of lines that are translated before their translations are written
 

@@ -12,7 +12,7 @@ from jaxformer.terminal import say
 from jaxformer.training.config import check_seed
 
 if TYPE_CHECKING:
-    from jaxformer.artifacts.load import Checkpoint
+    from jaxformer.artifacts.saved import Checkpoint
     from jaxformer.verify.certificate import Property
 
 

@@ -7,16 +7,9 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from jaxformer.artifacts.load import (
-    Checkpoint,
-    Stored,
-    lora_of,
-    newest_params,
-    own_folder,
-    stored_run,
-)
-from jaxformer.artifacts.origin import Origin, digest_of, read_origin
-from jaxformer.artifacts.run import RunFolder, read_sections
+from jaxformer.artifacts.run import Origin, RunFolder, read_origin, read_sections
+from jaxformer.artifacts.saved import Checkpoint, Stored, lora_of, newest_params, own_folder
+from jaxformer.artifacts.tensors import digest_of
 from jaxformer.artifacts.values import from_json
 from jaxformer.functional.linear.affine import quantize_all
 from jaxformer.hub.adapter import CONFIG as ADAPTER
@@ -179,7 +172,7 @@ def adapted_run(folder: Path, dtype: str | None = None) -> Stored | None:
     def read(like: dict) -> dict:
         return merged(origin_params(origin, like, run), read_adapter(run, lora, like))
 
-    return stored_run(run, sections, read, dtype)
+    return own_folder(folder, sections, dtype, read)
 
 
 def adapter_origin(folder: Path) -> Origin | None:

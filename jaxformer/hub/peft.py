@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxformer.artifacts.files import new_folder, write_json
-from jaxformer.artifacts.load import lora_of
 from jaxformer.artifacts.run import RunFolder, parse_kind, read_sections
+from jaxformer.artifacts.saved import lora_of
 from jaxformer.artifacts.tensors import flat, flat_shapes
 from jaxformer.functional.linear.low_rank import LowRankKernel
 from jaxformer.hub.adapter import CONFIG, PREFIX, TENSORS, is_map

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
-from jaxformer.artifacts.origin import Origin
+from jaxformer.artifacts.run import Origin
 from jaxformer.models.config import KINDS, Execution
 from jaxformer.models.config.check import (
     check_at_least,

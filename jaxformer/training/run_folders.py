@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
 from jaxformer.artifacts.files import check_utf8
-from jaxformer.artifacts.origin import read_origin
-from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_sections
+from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_origin, read_sections
 from jaxformer.models.config import kind_of
 from jaxformer.training.config import Inputs, TrainingConfig
 from jaxformer.training.data.documents import HUB

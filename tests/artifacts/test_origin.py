@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxformer.artifacts.origin import keep
+from jaxformer.artifacts.run import keep
 
 
 @pytest.fixture

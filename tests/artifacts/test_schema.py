@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.artifacts.origin import Origin
-from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_sections
+from jaxformer.artifacts.run import Origin, RunFolder, parse_config, parse_kind, read_sections
 from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.cli import main
 from jaxformer.models.config import KINDS, PRESETS, Execution, RotaryScaling, kind_of

@@ -19,8 +19,8 @@ from tokenizers import (
 
 import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import END_OF_TEXT, ByteTokenizer
-from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.saved import run_tokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import (
     SpecialTokens,

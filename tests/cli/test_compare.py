@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxformer.artifacts.origin import Origin
-from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.run import Origin, RunFolder
 from jaxformer.cli import main
 from jaxformer.models.config import DecoderConfig, EncoderConfig, RecurrentConfig
 from jaxformer.models.config.lora import LoraConfig

@@ -9,8 +9,8 @@ import numpy as np
 
 import jaxformer as jf
 from jaxformer.artifacts.checkpoint import CheckpointWriter
-from jaxformer.artifacts.origin import Origin, digest_of
-from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.run import Origin, RunFolder
+from jaxformer.artifacts.tensors import digest_of
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.lora import adapt

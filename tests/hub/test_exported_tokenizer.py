@@ -12,8 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer, byte_characters
-from jaxformer.artifacts.origin import Origin, keep, read_origin
-from jaxformer.artifacts.run import RunFolder, read_sections
+from jaxformer.artifacts.run import Origin, RunFolder, keep, read_origin, read_sections
 from jaxformer.artifacts.saved import stored_tokenizer
 from jaxformer.artifacts.tokenizer import lowercased
 from jaxformer.cli import main

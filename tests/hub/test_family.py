@@ -12,8 +12,8 @@ from safetensors.numpy import load_file
 
 import jaxformer as jf
 from jaxformer.artifacts.checkpoint import CheckpointWriter
-from jaxformer.artifacts.origin import Origin, digest_of
-from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.run import Origin, RunFolder
+from jaxformer.artifacts.tensors import digest_of
 from jaxformer.cli import main
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.peft import export_adapter

@@ -10,8 +10,7 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.artifacts.files import check_links
-from jaxformer.artifacts.origin import Origin
-from jaxformer.artifacts.run import RunFolder, read_sections
+from jaxformer.artifacts.run import Origin, RunFolder, read_sections
 from jaxformer.cli import main
 from jaxformer.hub.load import opened
 from jaxformer.models.config import KINDS

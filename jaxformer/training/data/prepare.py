@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxformer.artifacts.byte_tokenizer import NUM_BYTES, ByteTokenizer, cut
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
-from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.saved import run_tokenizer
 from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special, report_of, spelled_tokens
 from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size

@@ -10,8 +10,8 @@ from jaxtyping import PRNGKeyArray
 
 from jaxformer.artifacts.byte_tokenizer import NUM_BYTES, ByteTokenizer
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
-from jaxformer.artifacts.load import run_tokenizer
 from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.saved import run_tokenizer
 from jaxformer.artifacts.tokenizer import (
     Tokenizer,
     lowercased,

@@ -7,30 +7,31 @@ match of it can end.
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
-from re import _constants as op  # pyrefly: ignore  # private, but the only parser of the syntax
-from re import _parser  # pyrefly: ignore
-from typing import Any
+from re import _compiler, _parser  # pyrefly: ignore  # private, but the only parser of the syntax
+from re import _constants as op  # pyrefly: ignore
+from typing import Any, Union
 
-_Kind = op._NamedIntConstant
 _LONGEST, _DEEPEST = 2_000, 50
-_CATEGORIES = {
-    op.CATEGORY_DIGIT: r"\d",
-    op.CATEGORY_NOT_DIGIT: r"\D",
-    op.CATEGORY_SPACE: r"\s",
-    op.CATEGORY_NOT_SPACE: r"\S",
-    op.CATEGORY_WORD: r"\w",
-    op.CATEGORY_NOT_WORD: r"\W",
-}
-_PLACES = {
-    op.AT_BEGINNING: r"^",
-    op.AT_BEGINNING_STRING: r"\A",
-    op.AT_END: r"$",
-    op.AT_END_STRING: r"\Z",
-    op.AT_BOUNDARY: r"\b",
-    op.AT_NON_BOUNDARY: r"\B",
-}
-_ONE_CHARACTER = (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN)
+_SIMPLE = (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN, op.AT)  # one character, or a place
+_Parts = tuple[Union["re.Pattern[str]", "_Choice", "_Repeat"], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Choice:
+    """Part of an expression that matches what one of the branches matches."""
+
+    branches: tuple[_Parts, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Repeat:
+    """Part of an expression that matches `least` to `most` repeats of other parts."""
+
+    least: int
+    most: int
+    parts: _Parts
 
 
 def check_pattern(pattern: str) -> None:
@@ -38,7 +39,7 @@ def check_pattern(pattern: str) -> None:
 
     Look-around, references to groups, possessive repeats and flags are not supported.
     """
-    fully_matches(pattern, "")
+    _parsed(pattern)
 
 
 def fully_matches(pattern: str, name: str) -> bool:
@@ -47,12 +48,40 @@ def fully_matches(pattern: str, name: str) -> bool:
     Raises:
         ValueError: As in `check_pattern`.
     """
-    parsed = _parsed(pattern)
-    return len(name) in _Matcher(name).ends(parsed, 0)
+
+    @cache
+    def ends(parts: _Parts, start: int) -> frozenset[int]:
+        """Returns all positions at which a match of the parts from `start` can end."""
+        positions = frozenset([start])
+        for part in parts:
+            positions = frozenset[int]().union(*(ends_of_part(part, x) for x in positions))
+        return positions
+
+    def ends_of_all(parts: _Parts, starts: Iterable[int]) -> frozenset[int]:
+        return frozenset[int]().union(*(ends(parts, start) for start in starts))
+
+    @cache
+    def ends_of_part(part: Any, start: int) -> frozenset[int]:
+        if isinstance(part, re.Pattern):
+            found = part.match(name, start)
+            return frozenset([found.end()] if found else [])
+        if isinstance(part, _Choice):
+            return frozenset[int]().union(*(ends(branch, start) for branch in part.branches))
+        limit = len(name) + 1  # more repeats than characters match nothing that is not empty
+        new = frozenset([start])
+        for _ in range(min(part.least, limit)):
+            new = ends_of_all(part.parts, new)
+        reached = new
+        for _ in range(min(part.most - part.least, limit)):
+            new = ends_of_all(part.parts, new) - reached
+            reached |= new
+        return reached
+
+    return len(name) in ends(_parsed(pattern), 0)
 
 
 @cache
-def _parsed(pattern: str) -> _parser.SubPattern:
+def _parsed(pattern: str) -> _Parts:
     if len(pattern) > _LONGEST:
         raise ValueError(f"it is longer than {_LONGEST} characters")
     try:
@@ -61,90 +90,24 @@ def _parsed(pattern: str) -> _parser.SubPattern:
         raise ValueError(f"it is no regular expression: {error}") from None
     if parsed.state.flags != re.UNICODE.value:
         raise ValueError("flags are not supported")
-    _check_parts(parsed, depth=0)
-    return parsed
+    return _parts(parsed, depth=0)
 
 
-def _check_parts(parts: _parser.SubPattern, depth: int) -> None:
+def _parts(parsed: _parser.SubPattern, depth: int) -> _Parts:
+    """Returns the parts of a parsed expression. `re` compiles each simple part."""
     if depth > _DEEPEST:
         raise ValueError(f"its groups are nested more than {_DEEPEST} deep")
-    for kind, value in parts:
+    parts: list[re.Pattern[str] | _Choice | _Repeat] = []
+    for kind, value in parsed:
         if kind is op.BRANCH:
-            for branch in value[1]:
-                _check_parts(branch, depth + 1)
+            parts.append(_Choice(tuple(_parts(branch, depth + 1) for branch in value[1])))
         elif kind is op.SUBPATTERN and value[1:3] == (0, 0):
-            _check_parts(value[3], depth + 1)
+            parts.append(_Choice((_parts(value[3], depth + 1),)))
         elif kind in (op.MAX_REPEAT, op.MIN_REPEAT):
-            _check_parts(value[2], depth + 1)
-        elif kind not in (*_ONE_CHARACTER, op.AT):
+            parts.append(_Repeat(value[0], value[1], _parts(value[2], depth + 1)))
+        elif kind in _SIMPLE:
+            alone = _parser.SubPattern(parsed.state, [(kind, value)])
+            parts.append(_compiler.compile(alone))
+        else:
             raise ValueError(f"it uses {str(kind).lower()}, which is not supported")
-
-
-class _Matcher:
-    """Ends of the matches of parts of an expression in one name."""
-
-    def __init__(self, name: str):
-        self.name = name
-        self.known: dict[tuple[int, int], frozenset[int]] = {}
-
-    def ends(self, parts: _parser.SubPattern, start: int) -> frozenset[int]:
-        """Returns all positions at which a match of the parts from `start` can end."""
-        place = (id(parts), start)
-        if place not in self.known:
-            positions = frozenset([start])
-            for kind, value in parts:
-                positions = self._union(kind, value, positions)
-            self.known[place] = positions
-        return self.known[place]
-
-    def _union(self, kind: _Kind, value: Any, starts: Iterable[int]) -> frozenset[int]:
-        return frozenset(end for start in starts for end in self._part(kind, value, start))
-
-    def _part(self, kind: _Kind, value: Any, start: int) -> Iterable[int]:
-        if kind in _ONE_CHARACTER:
-            inside = start < len(self.name) and _accepts(kind, value, self.name[start])
-            return [start + 1] if inside else []
-        if kind is op.AT:
-            return [start] if re.compile(_PLACES[value]).match(self.name, start) else []
-        if kind is op.BRANCH:
-            return frozenset[int]().union(*(self.ends(branch, start) for branch in value[1]))
-        if kind is op.SUBPATTERN:
-            return self.ends(value[3], start)
-        place = (id(value), start)
-        if place not in self.known:
-            least, most, parts = value
-            self.known[place] = self._repeated(least, most, parts, start)
-        return self.known[place]
-
-    def _repeated(
-        self, least: int, most: int, parts: _parser.SubPattern, start: int
-    ) -> frozenset[int]:
-        """Repeats the parts. More repeats than characters match nothing that is not empty."""
-        limit = len(self.name) + 1
-        new = frozenset([start])
-        for _ in range(min(least, limit)):
-            new = self._once(parts, new)
-        found = new
-        for _ in range(min(most - least, limit)):
-            new = self._once(parts, new) - found
-            found |= new
-        return found
-
-    def _once(self, parts: _parser.SubPattern, starts: Iterable[int]) -> frozenset[int]:
-        return frozenset(end for start in starts for end in self.ends(parts, start))
-
-
-def _accepts(kind: _Kind, value: Any, character: str) -> bool:
-    """Returns whether a part of an expression that matches one character matches this one."""
-    if kind is op.IN:
-        is_negated = value[0][0] is op.NEGATE
-        return (
-            any(_accepts(*each, character=character) for each in value[is_negated:]) != is_negated
-        )
-    if kind is op.RANGE:
-        return value[0] <= ord(character) <= value[1]
-    if kind is op.CATEGORY:
-        return re.fullmatch(_CATEGORIES[value], character) is not None
-    if kind is op.ANY:
-        return character != "\n"
-    return (character == chr(value)) == (kind is op.LITERAL)
+    return tuple(parts)

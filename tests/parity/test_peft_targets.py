@@ -15,7 +15,7 @@ from peft.tuners.tuners_utils import check_target_module_exists  # noqa: E402
 from peft.utils.other import get_pattern_key  # noqa: E402
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.hub.adapter_targets import pattern_value, read_targets  # noqa: E402
+from jaxformer.hub.adapter import pattern_value, read_targets  # noqa: E402
 from jaxformer.hub.options import Options  # noqa: E402
 from tests.parity import checkpoints  # noqa: E402
 

@@ -27,6 +27,7 @@ from jaxformer.functional.taps import Hooks
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.inputs import read_logits
 from jaxformer.interpret.layers import mixed_layers, transformer_config
+from jaxformer.models.builders.parts import norm_of
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel, Variables
 
@@ -225,14 +226,6 @@ def _fixed_norm(
     real: Float[Array, "batch dim"],
     config: TransformerConfig,
 ) -> Float[Array, "batch dim"]:
-    """Computes the norm of a config as an affine map of x, whose size is that of `real`."""
-    if config.norm == "none":
-        return x
-
-    def centre(x: Float[Array, "batch dim"]) -> Float[Array, "batch dim"]:
-        return x - x.mean(axis=-1, keepdims=True) if config.norm == "layer" else x
-
-    mean_square = jnp.square(centre(real)).mean(axis=-1, keepdims=True)
-    scale = weights["scale"] + (1.0 if config.norm == "rms_one_plus" else 0.0)
-    y = centre(x) * jax.lax.rsqrt(mean_square + config.norm_epsilon) * scale
-    return y + weights["bias"] if "bias" in weights else y
+    """Computes the affine map of x that equals the norm of a config at `real`."""
+    norm = norm_of(config)
+    return x if norm is None else norm.affine(weights, x, real)

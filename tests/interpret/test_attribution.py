@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
+from jaxformer.functional.layers.norms import NORMS
 from jaxformer.interpret.attribution import _fixed_norm, attribute
 from jaxformer.models.builders.parts import norm_of
 from tests.properties import tiny
@@ -68,13 +69,13 @@ def test_a_head_of_the_last_layers_adds_what_its_output_weights_add(tokens, seed
     np.testing.assert_allclose(found.heads[:, layer, h], wanted, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms", "rms_one_plus", "none"])
+@pytest.mark.parametrize("norm", NORMS)
 def test_a_norm_of_fixed_size_is_the_norm_at_its_own_size(norm):
     x = tiny.embeddings(0, 5, 8)[0] * 3 + 1
     config = jf.DecoderConfig(norm=norm)
     value = norm_of(config.resolved)
     weights = {} if value is None else value.init(8)
-    weights = jax.tree.map(lambda w: w + jnp.linspace(-0.5, 0.5, 8), weights)
+    weights = jax.tree.map(lambda w: w + jnp.linspace(-0.5, 0.5, w.size), weights)
     wanted = x if value is None else value(weights, x)
     np.testing.assert_allclose(_fixed_norm(weights, x, x, config), wanted, rtol=1e-5, atol=1e-6)
     twice = _fixed_norm(weights, 2 * x, x, config) - _fixed_norm(weights, x, x, config)

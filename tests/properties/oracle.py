@@ -432,6 +432,9 @@ def _norm(weights, x, config):
         return layer_norm(x, weights["scale"], weights.get("bias", 0.0), config.norm_epsilon)
     if config.norm == "none":
         return x
+    if config.norm == "dynamic_tanh":
+        y = np.tanh(weights["input"]["scale"] * np.asarray(x, np.float64))
+        return weights["scale"] * y + weights.get("bias", 0.0)
     return rms_norm(x, weights["scale"] + (config.norm == "rms_one_plus"), config.norm_epsilon)
 
 

@@ -50,6 +50,7 @@ CONFIGS = {
         "positions": "rotary",
         "query_key_norm": "all",
     },
+    "no statistics": {"norm": "dynamic_tanh", "norm_position": "both", "query_key_norm": "head"},
     "neox": {"parallel": "two_norms", "positions": "rotary", "rotary_fraction": 0.5},
     "gpt-j": {"parallel": "one_norm", "positions": "rotary", "rotary_interleaved": True},
     "t5": {

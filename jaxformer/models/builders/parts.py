@@ -1,6 +1,6 @@
 """Builds the parts that models of several kinds have: norms and heads."""
 
-from jaxformer.functional.layers.norms import LayerNorm, Norm, RMSNorm
+from jaxformer.functional.layers.norms import NORMS, Norm
 from jaxformer.functional.outputs import Head
 from jaxformer.models.config import ConvolutionalConfig, RecurrentConfig
 from jaxformer.models.config.transformer import TransformerConfig
@@ -8,12 +8,7 @@ from jaxformer.models.config.transformer import TransformerConfig
 
 def norm_of(config: TransformerConfig | ConvolutionalConfig) -> Norm | None:
     """Returns the norm that a config describes; None if it has none."""
-    match config.norm:
-        case "none":
-            return None
-        case "layer":
-            return LayerNorm(config.norm_epsilon, bool(config.norm_bias))
-    return RMSNorm(config.norm_epsilon, one_plus=config.norm == "rms_one_plus")
+    return NORMS[config.norm](config.norm_epsilon, bool(config.norm_bias))
 
 
 def head_of(config: TransformerConfig | ConvolutionalConfig | RecurrentConfig, dim: int) -> Head:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self, get_args
 
 from jaxformer.models.config.check import (
     check_at_least,
@@ -17,13 +17,14 @@ from jaxformer.models.config.rotary import RotaryScaling
 
 Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
 Activation = Literal[Plain, "swiglu", "geglu", "geglu_tanh", "clipped_swiglu"]
-Norm = Literal["layer", "rms", "rms_one_plus", "none"]
+Norm = Literal["layer", "rms", "rms_one_plus", "dynamic_tanh", "none"]
 Positions = Literal[
     "learned", "sinusoidal", "sinusoidal_halves", "rotary", "relative", "alibi", "none"
 ]
 
 _LINEAR_BIASES = ("query_key_value_bias", "attention_output_bias", "feedforward_bias")
-_NORMED = Is("norm", "layer", "rms", "rms_one_plus")
+_BIASED = Is("norm", "layer", "dynamic_tanh")
+_NORMED = Is("norm", *get_args(Norm)[:-1])
 _ROUTED = Above("num_experts", 0)
 _NEEDS = {
     "experts_per_token": (_ROUTED,),
@@ -36,15 +37,15 @@ _NEEDS = {
     "use_bias": (
         AnyOf(
             *(Is(name, None) for name in _LINEAR_BIASES),
-            AllOf(Is("norm_bias", None), Is("norm", "layer")),
+            AllOf(Is("norm_bias", None), _BIASED),
         ),
     ),
     "norm_position": (_NORMED,),
-    "norm_epsilon": (_NORMED,),
+    "norm_epsilon": (Is("norm", "layer", "rms", "rms_one_plus"),),
     "embedding_norm": (_NORMED,),
     "query_key_norm": (_NORMED,),
     "first_attention_norm": (_NORMED, Is("norm_position", "pre", "both")),
-    "norm_bias": (Is("norm", "layer"),),
+    "norm_bias": (_BIASED,),
     "position_offset": (Is("positions", "learned"),),
     "relative_buckets": (Is("positions", "relative"),),
     "relative_distance": (Is("positions", "relative"),),
@@ -120,7 +121,8 @@ class TransformerConfig(ModelConfig):
     """also apply the activation after the feed-forward layer's second projection (lecture 10)"""
     norm: Norm = "layer"
     """normalisation over the features: LayerNorm, RMSNorm or none; rms_one_plus is RMSNorm whose
-    scale γ is stored as γ − 1 (Gemma)"""
+    scale γ is stored as γ − 1 (Gemma); dynamic_tanh is γ tanh(α x) + β in its place (Zhu et al.
+    2025)"""
     norm_position: Literal["pre", "post", "output", "both"] = "pre"
     """pre: norm before each sub-layer; post: after each residual sum; output: on each sub-layer's
     output, before the sum (OLMo 2); both: before each sub-layer and on its output (Gemma 2). All

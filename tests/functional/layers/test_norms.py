@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.functional import layer_norm, rms_norm
+from jaxformer.functional.layers.norms import dynamic_tanh
 from jaxformer.models.builders.parts import norm_of
 from tests.properties import oracle, tiny
 
@@ -49,6 +50,17 @@ def test_rms_norm_is_its_formula(seed, size, epsilon):
     tiny.close(y, oracle.rms_norm(x, scale, epsilon))
 
 
+@given(seed=tiny.seeds, alpha=st.sampled_from([0.01, 0.5, 4.0]), size=st.sampled_from([1e-2, 1e3]))
+def test_dynamic_tanh_is_its_formula(seed, alpha, size):
+    """γ tanh(α x) + β in float64; in bfloat16 the only error is rounding the result once."""
+    x, scale, bias = map(jnp.asarray, random_inputs(seed, 0.0, size))
+    for value, rounding in ((x, 1e-6), (x.astype(jnp.bfloat16), 2**-8)):
+        wanted = np.tanh(alpha * np.asarray(value, np.float64)) * scale + bias
+        y = dynamic_tanh(value, scale, jnp.full(1, alpha), bias)
+        assert y.dtype == value.dtype
+        np.testing.assert_allclose(np.asarray(y, np.float64), wanted, rtol=rounding, atol=1e-5)
+
+
 @pytest.mark.parametrize("value", [0.0, 3.0, 1e4])
 def test_equal_features_give_the_bias_and_finite_gradients(value):
     """With variance 0, x − μ is divided by √ε only: the output is β and the gradient is finite."""
@@ -81,10 +93,11 @@ def test_a_config_describes_its_norm():
             ("layer", oracle.layer_norm(x, 1.0, epsilon=0.1)),
             ("rms", oracle.rms_norm(x, 1.0, epsilon=0.1)),
             ("rms_one_plus", oracle.rms_norm(x, 1.0, epsilon=0.1)),
+            ("dynamic_tanh", np.tanh(0.5 * x)),
         ):
             config = jf.DecoderConfig(norm=name, norm_epsilon=0.1, norm_bias=use_bias)
             norm = norm_of(config.resolved)
             weights = norm.init(8)
-            assert ("bias" in weights) == (name == "layer" and use_bias)
+            assert ("bias" in weights) == (name in ("layer", "dynamic_tanh") and use_bias)
             tiny.close(norm(weights, x), expected)
     assert norm_of(jf.DecoderConfig(norm="none")) is None

@@ -55,6 +55,21 @@ BUGS = (
         NORMS,
     ),
     Bug(
+        "dynamic tanh scales its output by α",
+        "functional.layers.norms:dynamic_tanh",
+        Replace(
+            "jnp.tanh(input_scale * x.astype(jnp.float32))",
+            "input_scale * jnp.tanh(x.astype(jnp.float32))",
+        ),
+        f"{NORMS}::test_dynamic_tanh_is_its_formula",
+    ),
+    Bug(
+        "a fixed norm divides by the deviation of its input",
+        "functional.layers.norms:LayerNorm.affine",
+        Replace("at.var(axis=-1", "x.var(axis=-1"),
+        "interpret/test_attribution.py::test_a_norm_of_fixed_size_is_the_norm_at_its_own_size",
+    ),
+    Bug(
         "an activation is computed in bfloat16",
         "functional.layers.feedforward:_wide",
         Replace("x.astype(jnp.promote_types(x.dtype, jnp.float32))", "x"),

@@ -12,16 +12,16 @@ at least 1,024 times the largest element of the array. Hence −10⁹ works as a
 not, unless the scores are capped (tanh, clip).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, DTypeLike
 
-from jaxformer.verify.marks import Bounds, Limit, Marked, Params, Where, marked
+from jaxformer.verify.marks import Bounds, Equation, Limit, Marked, Where, marked
 
-_Rule = Callable[[Params, Sequence[Marked], np.ndarray], Bounds | None]
+_Rule = Callable[[Equation], Bounds | None]
 
 REACH = 2.0**20
 _NOTABLE = 64.0  # smaller constants shift no score out of `reach`
@@ -93,21 +93,12 @@ def informative(x: Marked) -> bool:
     return bool(large.any() and (large & ~marked(x.marks, value.shape)).any())
 
 
-def output_bounds(
-    name: str, params: Params, inputs: Sequence[Marked], output: Array
-) -> Bounds | None:
-    """Returns the bounds of a primitive's output; None if they are unknown.
-
-    Args:
-        name: The primitive's name.
-        params: Its parameters.
-        inputs: Its operands (`Marked`), aligned to the rank of the output.
-        output: The value of its output.
-    """
-    rule = _RULES.get(name)
+def output_bounds(equation: Equation) -> Bounds | None:
+    """Returns the bounds of the output of a primitive that has one; None if they are unknown."""
+    rule, (output,) = _RULES.get(equation.primitive.name), equation.outputs
     if rule is None or not (is_float(output) or output.dtype == bool):
         return None
-    return rule(params, inputs, np.asarray(output))
+    return rule(equation)
 
 
 def not_constant(bounds: Bounds | None, shape: Sequence[int]) -> Where | None:
@@ -133,7 +124,7 @@ def _hull(bounds: Iterable[Bounds]) -> Bounds:
     return Bounds(reduce(np.minimum, low), reduce(np.maximum, high))
 
 
-def _rounded(low: Limit, high: Limit, output: np.ndarray) -> Bounds:
+def _rounded(low: Limit, high: Limit, output: Array) -> Bounds:
     """Widens bounds by the rounding of the output's dtype. NaN (∞ − ∞) becomes unbounded."""
     epsilon = float(jnp.finfo(output.dtype).eps) if is_float(output) else 0.0
     low = np.where(np.isnan(low), -np.inf, low)
@@ -144,51 +135,51 @@ def _rounded(low: Limit, high: Limit, output: np.ndarray) -> Bounds:
 def _added(sign: int) -> _Rule:
     """Makes the rule of a sum (sign 1) or a difference (−1)."""
 
-    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-        if not any(map(informative, inputs)):
+    def rule(equation: Equation) -> Bounds | None:
+        if not any(map(informative, equation.inputs)):
             return None
-        a, b = map(bounds_of, inputs)
+        a, b = map(bounds_of, equation.inputs)
         low, high = b if sign == 1 else (-b.high, -b.low)
         with np.errstate(invalid="ignore"):
-            return _rounded(a.low + low, a.high + high, output)
+            return _rounded(a.low + low, a.high + high, equation.outputs[0])
 
     return rule
 
 
-def _multiplied(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-    if all(x.bounds is None for x in inputs):
+def _multiplied(equation: Equation) -> Bounds | None:
+    if all(x.bounds is None for x in equation.inputs):
         return None
-    return _product(*map(bounds_of, inputs), output=output)
+    return _product(*map(bounds_of, equation.inputs), output=equation.outputs[0])
 
 
-def _product(a: Bounds, b: Bounds, output: np.ndarray) -> Bounds:
+def _product(a: Bounds, b: Bounds, output: Array) -> Bounds:
     with np.errstate(invalid="ignore"):
         corners = np.stack(np.broadcast_arrays(*(x * y for x in a for y in b)))
     corners = np.where(np.isnan(corners), 0.0, corners)  # 0 × ∞, of numbers that are finite
     return _rounded(corners.min(axis=0), corners.max(axis=0), output)
 
 
-def _divided(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-    a, b = inputs
+def _divided(equation: Equation) -> Bounds | None:
+    a, b = equation.inputs
     if a.bounds is None or b.marks is not None:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = 1 / np.asarray(b.value).astype(np.float64)
-    return _product(bounds_of(a), Bounds(inverse, inverse), output)
+    return _product(bounds_of(a), Bounds(inverse, inverse), equation.outputs[0])
 
 
-def _negated(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-    (x,) = inputs
+def _negated(equation: Equation) -> Bounds | None:
+    (x,) = equation.inputs
     return None if x.bounds is None else Bounds(-x.bounds.high, -x.bounds.low)
 
 
-def _even(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-    return _POSITIVE if params.get("y", 2) % 2 == 0 else None
+def _even(equation: Equation) -> Bounds | None:
+    return _POSITIVE if equation.params.get("y", 2) % 2 == 0 else None
 
 
 def _exponential(base: float) -> _Rule:
-    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-        (x,) = inputs
+    def rule(equation: Equation) -> Bounds | None:
+        (x,), (output,) = equation.inputs, equation.outputs
         if not informative(x):
             return _POSITIVE
         floor = underflow(output.dtype)
@@ -200,8 +191,8 @@ def _exponential(base: float) -> _Rule:
     return rule
 
 
-def _logistic(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-    (x,) = inputs
+def _logistic(equation: Equation) -> Bounds | None:
+    (x,), (output,) = equation.inputs, equation.outputs
     if not informative(x):
         return _UNIT
     return Bounds(0.0, np.where(bounds_of(x).high <= underflow(output.dtype), 0.0, 1.0))
@@ -217,36 +208,33 @@ def _monotone(function: Callable[..., Limit], *inputs: Marked) -> Bounds:
 
 
 def _ordered(of_two: Callable[[Limit, Limit], Limit]) -> _Rule:
-    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-        if not any(informative(x) or x.marks is None for x in inputs):
+    def rule(equation: Equation) -> Bounds | None:
+        if not any(informative(x) or x.marks is None for x in equation.inputs):
             return None
-        return _monotone(of_two, *inputs)
+        return _monotone(of_two, *equation.inputs)
 
     return rule
 
 
-def _clamped(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-    lowest, x, highest = inputs
+def _clamped(equation: Equation) -> Bounds | None:
+    lowest, x, highest = equation.inputs
     return Bounds(*map(np.clip, sure_bounds(x), bounds_of(lowest), bounds_of(highest)))
 
 
-def _compared(name: str) -> _Rule:
-    """Makes the rule of a comparison, which is constant if it holds for all inputs or for none."""
-    swapped, strict = name in ("gt", "ge"), name in ("lt", "gt")
-
-    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-        if all(x.bounds is None for x in inputs):
-            return None
-        a, b = map(bounds_of, inputs[::-1] if swapped else inputs)
-        always = a.high < b.low if strict else a.high <= b.low
-        never = a.low >= b.high if strict else a.low > b.high
-        return Bounds(np.where(always, 1.0, 0.0), np.where(never, 0.0, 1.0))
-
-    return rule
+def _compared(equation: Equation) -> Bounds | None:
+    """Rule of a comparison, which is constant if it holds for all inputs or for none."""
+    name, inputs = equation.primitive.name, equation.inputs
+    if all(x.bounds is None for x in inputs):
+        return None
+    a, b = map(bounds_of, inputs[::-1] if name in ("gt", "ge") else inputs)
+    is_strict = name in ("lt", "gt")
+    always = a.high < b.low if is_strict else a.high <= b.low
+    never = a.low >= b.high if is_strict else a.low > b.high
+    return Bounds(np.where(always, 1.0, 0.0), np.where(never, 0.0, 1.0))
 
 
-def _selected(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-    which, *cases = inputs
+def _selected(equation: Equation) -> Bounds | None:
+    which, *cases = equation.inputs
     choice = np.asarray(which.value)
     undecided = marked(which.marks, choice.shape)
     large = undecided.any() and any(map(informative, cases))
@@ -261,18 +249,18 @@ def _selected(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> B
 
 
 def _reduced(of_all: Callable[..., np.ndarray]) -> _Rule:
-    def rule(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-        (x,) = inputs
-        shape, axes = np.shape(x.value), tuple(params["axes"])
+    def rule(equation: Equation) -> Bounds | None:
+        (x,), axes = equation.inputs, tuple(equation.params["axes"])
         if not informative(x) or not np.size(x.value):
             return None
+        shape = np.shape(x.value)
         return _monotone(lambda bound: of_all(np.broadcast_to(bound, shape), axis=axes), x)
 
     return rule
 
 
-def _converted(params: Params, inputs: Sequence[Marked], output: np.ndarray) -> Bounds | None:
-    (x,) = inputs
+def _converted(equation: Equation) -> Bounds | None:
+    (x,), (output,) = equation.inputs, equation.outputs
     value = np.asarray(x.value)
     if not is_float(output) or not (value.dtype == bool or is_float(value)):
         return None
@@ -288,17 +276,66 @@ _RULES: dict[str, _Rule] = {
     "div": _divided,
     "neg": _negated,
     **dict.fromkeys(("integer_pow", "square"), _even),
-    **dict.fromkeys(("abs", "sqrt"), lambda *_: _POSITIVE),
-    **dict.fromkeys(("tanh", "erf", "sin", "cos", "sign"), lambda *_: _SIGNED),
+    **dict.fromkeys(("abs", "sqrt"), lambda _: _POSITIVE),
+    **dict.fromkeys(("tanh", "erf", "sin", "cos", "sign"), lambda _: _SIGNED),
     "exp": _exponential(np.e),
     "exp2": _exponential(2.0),
     "logistic": _logistic,
     "max": _ordered(np.maximum),
     "min": _ordered(np.minimum),
     "clamp": _clamped,
-    **{name: _compared(name) for name in ("lt", "le", "gt", "ge")},
+    **dict.fromkeys(("lt", "le", "gt", "ge"), _compared),
     "select_n": _selected,
     "reduce_max": _reduced(np.max),
     "reduce_min": _reduced(np.min),
     "convert_element_type": _converted,
 }
+# Functions that are 0 for very negative inputs.
+_FALLING = ("exp", "exp2", "logistic")
+
+
+class Thresholds:
+    """Counts of the elements of exp that are 0 because of a finite mask.
+
+    Attributes:
+        far: The number of elements that are 0 as long as scores stay within `reach`.
+        near: The number of elements that are 0 for these inputs and may differ for others.
+        number: The largest input of exp among the latter, which is about the number of their mask.
+    """
+
+    def __init__(self) -> None:
+        """Sets all counts to 0."""
+        self.far, self.near, self.number = 0, 0, -np.inf
+
+    def see(self, equation: Equation, outputs: Sequence[Marked]) -> None:
+        """Counts the elements of the outputs of an equation, given with their marks."""
+        x = equation.inputs[0] if equation.primitive.name in _FALLING else None
+        if x is None or x.bounds is None or not is_float(x.value):
+            return
+        (output,), shape = outputs, np.shape(x.value)
+        low, high = (np.broadcast_to(bound, shape) for bound in bounds_of(x))
+        affected = marked(x.marks, shape)
+        zero = affected & (np.asarray(output.value) == 0)
+        settled = zero & ~marked(output.marks, shape)
+        with np.errstate(invalid="ignore"):
+            middle = (low + high) / 2
+            self.far += int((settled & (high - low >= reach(x.value.dtype))).sum())
+        near = zero & ~settled & np.isfinite(middle) & (middle < underflow(x.value.dtype))
+        if near.any():
+            self.near += int(near.sum())
+            self.number = max(self.number, float(np.asarray(x.value)[near].max()))
+
+    def notes(self) -> Iterator[str]:
+        """Yields a sentence for each count that is not 0."""
+        if self.far:
+            yield (
+                f"{self.far} scores are masked by a finite number: that holds while no score "
+                f"exceeds {REACH:,.0f} in size"
+            )
+        if self.near:
+            number = float(f"{self.number:.2g}")
+            yield (
+                f"{self.near} scores are masked by about {number:,.0f}, which scores may reach "
+                f"(up to {REACH:,.0f} in size is allowed for): they count as visible. Mask by "
+                "-jnp.inf or jnp.finfo(dtype).min, or bound the scores by a cap (tanh, clip)"
+            )

@@ -20,6 +20,7 @@ import numpy as np
 from flax.errors import TraceContextError
 from jaxtyping import Array, ArrayLike, Shaped
 
+from jaxformer.models.config.check import whole_number
 from jaxformer.verify.bounds import is_float
 from jaxformer.verify.witnesses import by_change, by_derivative, by_taint
 
@@ -110,9 +111,8 @@ def dependency_matrix(
     inputs = _array(inputs)
     is_ids = not is_float(inputs)
     by_default, witnesses = witnesses is None, _checked_witnesses(witnesses, is_ids)
-    for name, number, least in (("sample", sample, 1), ("seed", seed, 0)):
-        if number is not None and not (is_whole(number) and number >= least):
-            raise ValueError(f"{name} is {number!r}; it must be a whole number of at least {least}")
+    sample = None if sample is None else whole_number("sample", sample, 1)
+    seed = whole_number("seed", seed, 0)
     if not (isinstance(atol, Real) and 0 <= atol < np.inf):
         raise ValueError(f"atol is {atol!r}; it must be a finite number of at least 0")
     if others is not None and np.shape(others) != inputs.shape:
@@ -166,11 +166,6 @@ def _array(inputs: ArrayLike) -> Array:
         return jnp.asarray(inputs)
     except TypeError as error:
         raise ValueError(f"inputs are {type(inputs).__name__}; they must be one array") from error
-
-
-def is_whole(number: object) -> bool:
-    """Returns whether this is an integer of any type, and not a bool."""
-    return isinstance(number, (int, np.integer)) and not isinstance(number, bool)
 
 
 def _checked_witnesses(

@@ -12,7 +12,7 @@ from jaxtyping import Array, ArrayLike, Bool
 
 from jaxformer.verify import marks as m
 from jaxformer.verify.bounds import bounds_of
-from jaxformer.verify.marks import Bounds, Marked, Marks, Where
+from jaxformer.verify.marks import Bounds, Marked, Marks
 
 # Flags in an additional last byte of all marks in `of_any_length`.
 VARIES, UNSURE = np.uint8(1), np.uint8(2)
@@ -105,14 +105,10 @@ def where(goes_on: Bool[Array, "*rows"], x: Marked, y: Marked) -> Marked:
     rows = np.reshape(goes_on, np.shape(goes_on) + (1,) * (np.ndim(x.value) - np.ndim(goes_on)))
     whole = np.broadcast_to(rows, np.shape(x.value))
     marks = m.union(m.only_where(x.marks, whole), m.only_where(y.marks, ~whole))
-    return Marked(jnp.where(whole, x.value, y.value), marks, _chosen_bounds(whole, x, y))
-
-
-def _chosen_bounds(where: Where, x: Marked, y: Marked) -> Bounds | None:
-    """Returns the bounds of x where `where` is true, and those of y elsewhere."""
-    if x.bounds is None and y.bounds is None:
-        return None
-    return Bounds(*map(np.where, (where, where), bounds_of(x), bounds_of(y)))
+    bounds = None
+    if x.bounds is not None or y.bounds is not None:
+        bounds = Bounds(*map(np.where, (whole, whole), bounds_of(x), bounds_of(y)))
+    return Marked(jnp.where(whole, x.value, y.value), marks, bounds)
 
 
 def at(x: Marked, step: int) -> Marked:
@@ -127,17 +123,11 @@ def at(x: Marked, step: int) -> Marked:
 
 def stacked(steps: Sequence[Marked]) -> Marked:
     """Stacks the outputs of all steps."""
-    value = jnp.stack([x.value for x in steps])
-    present = [x.marks for x in steps if x.marks is not None]
-    if not present:
+    value, bounds = jnp.stack([x.value for x in steps]), None
+    if all(x.marks is None for x in steps):
         return Marked(value)
-    empty = np.zeros_like(present[0])
-    marks = np.broadcast_arrays(*(empty if x.marks is None else x.marks for x in steps))
-    return Marked(value, np.stack(marks), _stacked_bounds(steps))
-
-
-def _stacked_bounds(steps: Sequence[Marked]) -> Bounds | None:
-    if all(x.bounds is None for x in steps):
-        return None
-    each = [[np.broadcast_to(bound, np.shape(x.value)) for bound in bounds_of(x)] for x in steps]
-    return Bounds(*map(np.stack, zip(*each, strict=True)))
+    marks = np.broadcast_arrays(*(np.uint8(0) if x.marks is None else x.marks for x in steps))
+    if any(x.bounds is not None for x in steps):
+        shape, sides = np.shape(steps[0].value), zip(*map(bounds_of, steps), strict=True)
+        bounds = Bounds(*(np.stack([np.broadcast_to(x, shape) for x in side]) for side in sides))
+    return Marked(value, np.stack(marks), bounds)

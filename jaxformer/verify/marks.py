@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, SupportsIndex, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
 from jaxtyping import Array, Bool, DTypeLike, UInt8
 
 Marks = UInt8[np.ndarray, "..."]
@@ -39,9 +40,30 @@ class Marked(NamedTuple):
     bounds: Bounds | None = None
 
 
-Params = Mapping[str, Any]  # the parameters of a primitive
+class Equation(NamedTuple):
+    """An equation of a jaxpr, with the values that it computed.
+
+    Attributes:
+        primitive: The primitive.
+        params: The parameters of the primitive.
+        inputs: The operands. Those of an element-by-element primitive have equal ranks (`aligned`).
+        outputs: The values of the outputs.
+    """
+
+    primitive: Primitive
+    params: Mapping[str, Any]
+    inputs: Sequence[Marked]
+    outputs: Sequence[Array]
+
+    def marks(self) -> Marks:
+        """Returns the union of the operands' marks, for a primitive with marked operands."""
+        whole = union(*(x.marks for x in self.inputs))
+        assert whole is not None
+        return whole
+
+
 Found = Sequence[Marks | None]  # the marks of each output of a primitive
-Rule = Callable[[Params, Sequence[Marked], Sequence[Array]], Found]
+Rule = Callable[[Equation], Found]
 
 
 def unit_marks(positions: tuple[int, ...], num_axes: int) -> Marks:
@@ -155,19 +177,19 @@ def aligned(inputs: Sequence[Marked], rank: int) -> list[Marked]:
     return [one(x) for x in inputs]
 
 
-def everything(params: Params, inputs: Sequence[Marked], outputs: Sequence[Array]) -> Found:
-    """Marks each element of each output by all inputs of the primitive."""
+def everything(inputs: Sequence[Marked], values: Sequence[Array]) -> Found:
+    """Returns the marks of values of which each element depends on all inputs."""
     flat = [merged(x.marks, range(x.marks.ndim - 1)) for x in inputs if x.marks is not None]
     every = union(None, *(marks.reshape(-1) for marks in flat))
     if every is None:
-        return [None for _ in outputs]
-    return [every.reshape((1,) * np.ndim(y) + every.shape) for y in outputs]
+        return [None for _ in values]
+    return [every.reshape((1,) * np.ndim(y) + every.shape) for y in values]
 
 
 def marked_by(inputs: Sequence[Marked], outputs: Sequence[Marked]) -> list[Marked]:
     """Marks each output by all inputs. The bounds of the outputs become unknown."""
     values = [x.value for x in outputs]
-    return list(map(Marked, values, everything({}, inputs, values)))
+    return list(map(Marked, values, everything(inputs, values)))
 
 
 def counts(x: Marked, is_absorbing: Callable[[np.ndarray], Where]) -> Where | None:

@@ -20,7 +20,6 @@ from jaxformer.models import config as configs
 from jaxformer.models.config.model import ModelConfig
 
 Table = Bool[np.ndarray, "length length"]
-Config = ModelConfig
 Segments = int | Sequence[int] | np.ndarray
 
 
@@ -103,7 +102,7 @@ def near(segments: Segments, distance: int | None = None) -> Table:
     return _within_documents(segments, lambda i, j: distance is None or abs(i - j) <= distance)
 
 
-def windows(config: Config) -> list[int | None]:
+def windows(config: ModelConfig) -> list[int | None]:
     """Returns the window of each layer of a config, whose `window` may be a pattern."""
     window = config.window
     pattern = window if isinstance(window, tuple) else (window,)
@@ -165,7 +164,7 @@ def asked(mask: Mask, segments: Segments) -> Table:
 
 
 def of_layers(
-    config: Config,
+    config: ModelConfig,
     segments: Segments,
     mask: Mask | None = None,
     layers: Sequence[Layer] | None = None,
@@ -192,7 +191,7 @@ def of_layers(
 
 
 def _of_layer(
-    config: Config, layer: int, window: int | None, segments: Segments, mask: Mask | None
+    config: ModelConfig, layer: int, window: int | None, segments: Segments, mask: Mask | None
 ) -> Table:
     """Returns the rule of one layer of a Transformer or of a recurrent model."""
     types = config.layer_types
@@ -209,7 +208,7 @@ def _of_layer(
 
 
 def of(
-    config: Config,
+    config: ModelConfig,
     segments: Int[np.ndarray, "batch length"],
     num_layers: int | None = None,
     mask: Mask | None = None,

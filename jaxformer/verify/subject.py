@@ -1,19 +1,30 @@
-"""The subject of a certificate: a model, its weights, and the texts on which it is tried."""
+"""The subject of a certificate: a model, its weights, and the texts on which it is tried.
 
-from collections.abc import Callable
+The values at the model's named points show the layer at which two passes differ. `model.points`
+lists the names in the order of computation. In every value, the second to last axis is that of the
+tokens.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import EllipsisType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
+from jaxformer.functional.layers.layer import layer_points
+from jaxformer.functional.taps import Patch
 from jaxformer.models.autoregressive import require_autoregressive
+from jaxformer.models.config.check import whole_number
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
-from jaxformer.verify.dependency import Dependency, dependency_matrix, is_whole
-from jaxformer.verify.layers import Value, trace
+from jaxformer.verify.comparison import Comparison, compare
+from jaxformer.verify.dependency import Dependency, dependency_matrix
 from jaxformer.verify.taint import NO_RULE
 
 # Accepted difference of equal values, relative to max(1, the largest value).
@@ -23,6 +34,25 @@ Tokens = Int[np.ndarray, "batch length"]
 Embeddings = Float[np.ndarray, "batch length dim"]
 # Whether a property holds, the measured figures and, if it fails, the first layer if known.
 Result = tuple[bool, str] | tuple[bool, str, str | None]
+Index = slice | tuple[EllipsisType | slice | np.ndarray, ...]
+
+
+class Value(NamedTuple):
+    """The value at a named point of a model.
+
+    Attributes:
+        point: The name of the point.
+        layer: The layer; None: the point is outside the blocks.
+        value: float32 [batch, …, length, features].
+    """
+
+    point: str
+    layer: int | None
+    value: np.ndarray
+
+    def __str__(self) -> str:
+        """Returns a text such as "layer 0, block.output"."""
+        return self.point if self.layer is None else f"layer {self.layer}, {self.point}"
 
 
 @dataclass(frozen=True)
@@ -46,7 +76,7 @@ class Subject:
     batch_size: int | None = None
 
     @property
-    def config(self) -> rules.Config:
+    def config(self) -> ModelConfig:
         """The model's config."""
         return self.model.config
 
@@ -169,15 +199,47 @@ class Subject:
         segments: Tokens | None = None,
         read: dict[str, np.ndarray] | None = None,
     ) -> list[Value]:
-        """Returns the values at all points of the model (see `trace`).
+        """Returns the values at the model's points, in order, and the logits at the end.
+
+        It omits attention weights, because capturing them changes the computation. It also omits
+        the points of an encoder–decoder's encoder, whose tokens are those of the source.
 
         Args:
             tokens: int [batch, length].
-            segments: The documents of the tokens; None: one document.
+            segments: The documents of the tokens, 0 for padding; None: one document.
             read: Further arguments of the model; None: the source without padding.
         """
-        read = self.read(len(tokens)) if read is None else read
-        return trace(self.model, self.variables, tokens, segments, **read)
+        model, read = self.model, self.read(len(tokens)) if read is None else read
+        points = [x for x in model.points if not x.startswith("encoder.") and ".weights" not in x]
+        hooks = {"capture": tuple(points), "method": "inspect"}
+        logits, captured = model.apply(self.variables, tokens, segments, **read, **hooks)
+        inner = [point for point in points if point in model.layer_points]
+        first = points.index(inner[0])
+        outer = [Value(x, None, captured[x]) for x in points if x not in inner]
+        blocks = [Value(x, i, captured[x][place]) for x, i, place in _block_points(model, inner)]
+        values = [*outer[:first], *blocks, *outer[first:], Value("logits", None, logits)]
+        return [value._replace(value=np.asarray(value.value, np.float32)) for value in values]
+
+    def block(self, layer: int) -> Callable[[Variables, Array], Array]:
+        """Returns a block as a function of (variables, embeddings).
+
+        The embeddings [1, length, dim] are those of the last batch element. They replace
+        "block.input" at the block's layer, and the function returns "block.output".
+        """
+        segments, read = jnp.asarray(self.segments), self.read(len(self.segments))
+        tokens = jnp.zeros(segments.shape, jnp.int32)
+        layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+        where = (layers == layer)[:, None, None, None]
+
+        def run(
+            variables: Variables, x: Float[Array, "1 length dim"]
+        ) -> Float[Array, "batch length dim"]:
+            patch = {"block.input": Patch(where, self.in_batch(x)[None])}
+            hooks = {"capture": ("block.output",), "patch": patch, "method": "inspect"}
+            _, captured = self.model.apply(variables, tokens, segments, **read, **hooks)
+            return captured["block.output"][layer]
+
+        return run
 
 
 def subject_of(
@@ -217,18 +279,74 @@ def subject_of(
     least, longest = max(12, model.minimum_prefill + 1), model.config.max_length
     if longest < least:
         raise ValueError(f"max_length is {longest}; a certificate needs at least {least}")
-    length = min(longest, max(least, 128)) if length is None else length
-    if not (is_whole(length) and least <= length <= longest):
+    default = min(longest, max(least, 128))
+    length = default if length is None else whole_number("length", length, 1)
+    if not least <= length <= longest:
         raise ValueError(
-            f"length is {length!r}; it must be in {least} … {longest}, the model's max_length"
+            f"length is {length}; it must be in {least} … {longest}, the model's max_length"
         )
-    if not (is_whole(seed) and seed >= 0):
-        raise ValueError(f"seed is {seed!r}; it must be a whole number of at least 0")
-    if batch_size is not None and not (is_whole(batch_size) and batch_size >= 1):
-        raise ValueError(f"batch_size is {batch_size!r}; it must be a whole number of at least 1")
+    seed = whole_number("seed", seed, 0)
+    batch_size = None if batch_size is None else whole_number("batch_size", batch_size, 1)
     if dtype not in TOLERANCES:
         raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(TOLERANCES)}")
     # `copy` keeps the class of the model, which may be the user's own.
     twin = model.copy(config=replace(model.config, dtype=dtype))
     params = {"params": variables["params"]}
     return Subject(twin, params, length, seed, model.config.dtype, batch_size)
+
+
+def _block_points(model: LanguageModel, names: Sequence[str]) -> Iterator[tuple[str, int, int]]:
+    """Yields (point, layer, place of the layer among those that have the point), by layer."""
+    places = dict.fromkeys(names, 0)
+    for number, layer in enumerate(model.architecture.stack.layers):
+        there = layer_points(layer)
+        for name in (x for x in names if x in there):
+            yield name, number, places[name]
+            places[name] += 1
+
+
+def first_difference(
+    whole: Sequence[Value], part: Sequence[Value], index: Index, tolerance: float
+) -> tuple[Value, float] | None:
+    """Returns the first point at which two traces differ, and the difference; None if they agree.
+
+    Args:
+        whole: A trace.
+        part: The trace of a part of its tokens or batch elements.
+        index: The index of that part in the values [batch, …, length, features] of `whole`.
+        tolerance: Accepted difference, relative to max(1, the largest value).
+    """
+    for point, expected in zip(whole, part, strict=True):
+        x, y = point.value[index], expected.value
+        if x.size and not np.allclose(x, y, rtol=0, atol=tolerance * max(1.0, abs(y).max())):
+            return point, float(np.nan_to_num(abs(x - y), nan=np.inf).max())
+    return None
+
+
+def first_broken(subject: Subject) -> tuple[int, Comparison] | None:
+    """Finds the first block whose dependencies differ from the rule of its layer.
+
+    Returns:
+        (layer, Comparison); None if all blocks obey their rules, or if the model has no point
+        "block.input".
+    """
+    model, config, ids = subject.model, subject.config, subject.segments[-1]
+    if "block.input" not in model.points:
+        return None
+    x, others = subject.inputs
+    options = {"weights": subject.variables, "witnesses": subject.witnesses, "others": others}
+    for layer, table in enumerate(rules.of_layers(config, ids, model.mask, model.layers)):
+        dependency = dependency_matrix(subject.block(layer), x, **options)
+        rule = np.zeros(dependency.matrix.shape, bool)
+        rule[-1, :, 0] = rules.composed([table], len(ids), config.residual)
+        compared = compare(dependency, rule)
+        if not compared.holds:
+            return layer, compared
+    return None
+
+
+def distance(x: ArrayLike, y: ArrayLike) -> float:
+    """Returns the largest difference relative to max(1, the largest |y|); ∞ if one is NaN."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    off = np.abs(x - y).max() / max(1.0, np.nan_to_num(np.abs(y)).max())
+    return float(np.nan_to_num(off, nan=np.inf))

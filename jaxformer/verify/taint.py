@@ -9,7 +9,6 @@ hides a path. An input that decides between branches, or how long a loop runs, m
 may come out of it.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -17,24 +16,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxtyping import Array, Bool
 
 from jaxformer.models.check import AnyArray
 from jaxformer.verify import loops
 from jaxformer.verify import marks as m
-from jaxformer.verify.bounds import hull, not_constant, output_bounds
+from jaxformer.verify.bounds import Thresholds, hull, not_constant, output_bounds
 from jaxformer.verify.indexing import MOVED, moved_bounds
-from jaxformer.verify.marks import Bounds, Marked, everything
+from jaxformer.verify.marks import Bounds, Equation, Marked, everything
 from jaxformer.verify.primitives import (
     ELEMENTWISE,
     IDENTITIES,
     RESHAPED,
-    by_row,
     is_by_row,
-    rule_of,
+    marks_of_outputs,
 )
-from jaxformer.verify.thresholds import Thresholds
 
 # Primitives that evaluate a jaxpr once on their operands.
 _CALLS = frozenset(
@@ -43,8 +40,6 @@ _CALLS = frozenset(
 )
 _CALLED = ("jaxpr", "call_jaxpr", "call")  # the parameter that holds this jaxpr
 NO_RULE = "taint has no rule for"
-# The mark of weights: values that may change independently of the inputs.
-VARIES = np.uint8(1)
 
 Atom = Var | Literal
 Varies = Callable[[AnyArray], Bool[np.ndarray, "..."]]
@@ -116,9 +111,10 @@ class _Run:
     """The state of one evaluation of a jaxpr.
 
     Attributes:
-        width: The number of bytes of the marks; the last byte holds VARIES.
+        width: The number of bytes of the marks; the last byte holds
+            `loops.VARIES`.
         varies: See `follow`.
-        unknown: The number of occurrences of each primitive without a rule.
+        unknown: The names of primitives without a rule.
         thresholds: Counts of finite masks.
         imagined: Whether the current values belong to a branch that is not taken or to a step that
             is not made.
@@ -126,14 +122,14 @@ class _Run:
 
     def __init__(self, width: int, varies: Varies | None = None):
         self.width, self.varies = width, varies
-        self.unknown, self.thresholds, self.imagined = Counter(), Thresholds(), False
+        self.unknown, self.thresholds, self.imagined = set(), Thresholds(), False
 
     def varying(self, value: AnyArray, where: Bool[np.ndarray, "..."]) -> Marked:
         """Marks the elements where `where` is true as values that may change."""
         if not where.any():
             return Marked(value)
         mark = np.zeros((1,) * np.ndim(value) + (self.width,), np.uint8)
-        mark[..., -1] = VARIES
+        mark[..., -1] = loops.VARIES
         return Marked(value, m.only_where(mark, where))
 
     def captured(self, value: AnyArray) -> Marked:
@@ -187,26 +183,26 @@ class _Run:
         values = values if equation.primitive.multiple_results else [values]
         if all(x.marks is None for x in inputs):
             return list(map(Marked, values))
-        return self.passed(equation, inputs, values)
+        return self.passed(Equation(equation.primitive, params, inputs, values))
 
-    def passed(self, equation: JaxprEqn, inputs: list[Marked], values: list[Array]) -> list[Marked]:
+    def passed(self, equation: Equation) -> list[Marked]:
         """Applies the primitive's rules for marks and bounds to the values that it computed."""
-        primitive, params = equation.primitive, equation.params
-        if primitive.name in ELEMENTWISE:
-            inputs = m.aligned(inputs, np.ndim(values[0]))
-        rule = by_row if is_by_row(params) else rule_of(primitive)
-        if rule is None:
-            self.unknown[primitive.name] += 1
-            rule = everything
-        bounds = _bounds(primitive, params, inputs, values)
-        outputs = []
-        for value, marks, limits in zip(values, rule(params, inputs, values), bounds, strict=True):
+        name = equation.primitive.name
+        if name in ELEMENTWISE:
+            rank = np.ndim(equation.outputs[0])
+            equation = equation._replace(inputs=m.aligned(equation.inputs, rank))
+        marks_of_each = marks_of_outputs(equation)
+        if marks_of_each is None:
+            self.unknown.add(name)
+            marks_of_each = everything(equation.inputs, equation.outputs)
+        outputs, bounds = [], _bounds(equation)
+        for value, marks, limits in zip(equation.outputs, marks_of_each, bounds, strict=True):
             shape = np.shape(value)
             if not m.fits(marks, shape):
-                raise RuntimeError(f"taint's rule for {primitive.name} gave marks of another shape")
+                raise RuntimeError(f"taint's rule for {name} gave marks of another shape")
             marks = m.only_where(marks, not_constant(limits, shape)) if np.size(value) else None
             outputs.append(Marked(value, marks, None if marks is None else limits))
-        self.thresholds.see(primitive.name, inputs, outputs)
+        self.thresholds.see(equation, outputs)
         return outputs
 
     def scan_(self, equation: JaxprEqn, inputs: list[Marked]) -> list[Marked]:
@@ -305,16 +301,13 @@ def _variables(atoms: Iterable[Atom]) -> set[Var]:
     return {x for x in atoms if not isinstance(x, Literal)}
 
 
-def _bounds(
-    primitive: Primitive, params: dict[str, Any], inputs: list[Marked], values: list[Array]
-) -> Sequence[Bounds | None]:
-    if primitive.name in MOVED or primitive.name in RESHAPED:
-        return moved_bounds(primitive, params, inputs) or [None] * len(values)
-    if primitive.name in IDENTITIES:
-        return [x.bounds for x in inputs]
-    if len(values) != 1:
-        return [None] * len(values)
-    return [output_bounds(primitive.name, params, inputs, values[0])]
+def _bounds(equation: Equation) -> Sequence[Bounds | None]:
+    name, unknown = equation.primitive.name, [None] * len(equation.outputs)
+    if name in MOVED or name in RESHAPED:
+        return moved_bounds(equation) or unknown
+    if name in IDENTITIES:
+        return [x.bounds for x in equation.inputs]
+    return [output_bounds(equation)] if len(unknown) == 1 else unknown
 
 
 def _longer(some: Sequence[Marked | Var], avals: Sequence[jax.core.ShapedArray]) -> int:

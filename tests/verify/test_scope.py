@@ -77,11 +77,11 @@ def test_a_kernel_without_a_rule_is_checked_by_the_other_witnesses(monkeypatch):
     """`certify` warns about it, unless remarks are allowed. A fused GPU kernel is such a case."""
     from jaxformer.verify import taint
 
-    rule_of = taint.rule_of
+    found_by_rule = taint.marks_of_outputs
     monkeypatch.setattr(
         taint,
-        "rule_of",
-        lambda primitive: rule_of(primitive) if primitive.name != "dot_general" else None,
+        "marks_of_outputs",
+        lambda x: found_by_rule(x) if x.primitive.name != "dot_general" else None,
     )
     monkeypatch.setattr(certificate, "PROPERTIES", {"causal": certificate.PROPERTIES["causal"]})
     variables = tiny.weights(MODEL, 0)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.models.parameters import init
 from jaxformer.verify import certify
-from jaxformer.verify.certificate import examine
-from jaxformer.verify.chunks import chunk_sizes
+from jaxformer.verify.certificate import chunk_sizes, examine
 from jaxformer.verify.subject import Subject, subject_of
 from tests.properties import tiny
 from tests.slow import mostly_rare, mostly_slow

@@ -112,7 +112,7 @@ BUGS = (
     ),
     Bug(
         "a leak is attributed to its last point",
-        "verify.layers:first_difference",
+        "verify.subject:first_difference",
         from_the_end,
         AT_ITS_LAYER,
     ),
@@ -124,7 +124,7 @@ BUGS = (
     ),
     Bug(
         "a chunking is compared with itself",
-        "verify.chunks:cached",
+        "verify.certificate:_cached",
         Replace(
             "_, whole_cache = _read_in_chunks(subject, tokens, [length])",
             "whole, whole_cache = _read_in_chunks(subject, tokens, [length])",
@@ -133,7 +133,7 @@ BUGS = (
     ),
     Bug(
         "a certificate splits a prefix into chunks",
-        "verify.chunks:chunk_sizes",
+        "verify.certificate:chunk_sizes",
         lambda chunks: lambda rng, length, first: chunks(rng, length, 1),
         f"{SUBJECT}::test_chunks_are_a_text_and_the_first_is_large_enough "
         f"{SUBJECT}::test_a_prefix_is_read_in_one_chunk",

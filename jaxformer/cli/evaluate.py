@@ -218,7 +218,6 @@ def _hidden(
     from jaxformer.training.evaluate import (
         hidden_rows,
         most_frequent,
-        never_hidden,
         score_hidden,
         spread,
     )
@@ -240,11 +239,8 @@ def _hidden(
         masking = {"rate": trained.mask_rate, "seed": trained.seed}
     rows = hidden_rows(
         tokenizer.encode_many(document.text for document in documents),
-        tokenizer.mask_token,
+        tokenizer,
         model.config.max_length,
-        before=tokenizer.before,
-        after=tokenizer.after,
-        special=never_hidden(tokenizer, model.config.vocab_size),
         **masking,
     )
     (frequent,) = most_frequent(rows).values()

@@ -192,7 +192,8 @@ def _train(
         inputs = inputs._replace(origin=origin)
     try:
         with ExitStack() as locks:
-            start = partial(prepare_run, folder, inputs, config, screen, locks, resume, base)
+            keep = None if base is None else base.keep
+            start = partial(prepare_run, folder, inputs, config, screen, locks, resume, keep)
             processes.done_by_first("the text is read", start)
             task = kind.read(folder, mesh_config)
             for line in task.description():

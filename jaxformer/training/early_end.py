@@ -14,10 +14,6 @@ class Ended(Exception):
     status = 1
 
 
-class Stopped(Exception):
-    """Raised when a signal, its argument, arrives during scoring."""
-
-
 class Interrupted(Ended):
     """Raised when a signal ended the run, after a checkpoint was saved."""
 

@@ -5,7 +5,7 @@ Reference:
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -200,28 +200,24 @@ def never_hidden(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
 
 def hidden_rows(
     documents: Iterable[Ids],
-    mask: int,
+    tokenizer: Tokenizer,
     length: int,
     *,
-    before: Sequence[int] = (),
-    after: Sequence[int] = (),
     rate: float = 0.15,
     seed: int = 0,
-    special: Collection[int] = (),
 ) -> list[Batch[np.ndarray]]:
     """Divides documents into windows and replaces some of their tokens by the mask.
 
-    The hidden tokens are the targets. If the draw hides no token, the last one is hidden.
+    The hidden tokens are the targets. If the draw hides no token, the last one is hidden. Special
+    tokens are never hidden (see `never_hidden`).
 
     Args:
         documents: The tokens of each document, without opening tokens.
-        mask: The id that replaces a hidden token.
-        length: Tokens per window, including `before` and `after`.
-        before: Ids in front of each window; they are never hidden.
-        after: Ids behind each window; they are never hidden.
+        tokenizer: The tokenizer of the documents, with a mask token. Each window is enclosed in the
+            ids that its template puts around a text.
+        length: Tokens per window.
         rate: The probability that a token is hidden.
         seed: The seed of the draw.
-        special: Ids that are never hidden (see `never_hidden`).
 
     Returns:
         Batches of one window, [1, length]. No window holds parts of two documents.
@@ -229,6 +225,9 @@ def hidden_rows(
     Raises:
         ValueError: No token may be hidden, or `length` has no room for one.
     """
+    before, after, mask = tokenizer.before, tokenizer.after, tokenizer.mask_token
+    if mask is None:
+        raise ValueError("the tokenizer has no mask token")
     room = length - len(before) - len(after)
     if room < 1:
         raise ValueError(
@@ -239,7 +238,8 @@ def hidden_rows(
         for document in documents
         for at in range(0, len(document), room)
     ]
-    may_be = ~np.isin(np.concatenate([np.zeros(0, np.int32), *parts]), [*special, mask])
+    special = never_hidden(tokenizer, tokenizer.vocab_size)
+    may_be = ~np.isin(np.concatenate([np.zeros(0, np.int32), *parts]), special)
     if not may_be.any():
         raise ValueError("documents: there are no tokens to hide")
     ends = np.cumsum([len(part) for part in parts])

@@ -1,9 +1,8 @@
 """Training with a user's objective and batches, in the loop of `jaxformer train`."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from jax.sharding import Mesh
 
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
 from jaxformer.functional.trees import Weights
-from jaxformer.models.config import kind_of
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import Variables
 from jaxformer.models.mesh import num_row_parts
@@ -24,7 +22,7 @@ from jaxformer.training.objectives import AnyBatch, Objective, check_objective
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.placed import mesh_of
 from jaxformer.training.processes import done_by_first, is_first, wait_for_all
-from jaxformer.training.run_folders import check_free, claim, hold_lock
+from jaxformer.training.run_folders import check_free, claim, config_sections, hold_lock
 from jaxformer.training.screen import Screen
 from jaxformer.training.step import init_state, make_step
 from jaxformer.training.tasks.own_batches import OwnBatches
@@ -128,31 +126,27 @@ def _prepare(
         check_free(folder)
         claim(folder)
     hold_lock(folder, screen.say, locks)
-    training = {name: x for name, x in asdict(config).items() if name != "model"}
-    kind = kind_of(config.model)
-    sections = {"kind": kind, "model": config.model, "training": training, "objective": named}
-    folder.write_config(sections)
+    folder.write_config({**config_sections(config), "objective": named})
 
 
 def _check_same(folder: RunFolder, config: RunConfig, objective: str) -> None:
     """Raises ValueError unless the run in the folder has this objective and these settings."""
-    sections = folder.read_config("model", "training")
-    before = sections.get("objective", "that of jaxformer train")
-    if before != objective:
-        raise ValueError(
-            f"objective is {objective}, but that of the run in {folder.path} is {before}; choose "
-            "another folder as `out`"
-        )
-    model = parse_kind(sections, folder.config)
-    old = parse_config(RunConfig, {**sections["training"], "model": model}, folder.config)
-    if type(config.model) is not type(model):
-        raise ValueError(
-            f"model is a {type(config.model).__name__}, but that of the run in {folder.path} is a "
-            f"{type(model).__name__}; choose another folder as `out`"
-        )
-    for name, (then, now) in differences(old, config).items():
-        if name not in RESUMABLE:
+    for name, then, now in _settings(folder, config, objective):
+        if then != now and name not in RESUMABLE:
             raise ValueError(
                 f"{name} is {now}, but the run in {folder.path} was started with {then}; keep it, "
                 "or choose another folder as `out`"
             )
+
+
+def _settings(
+    folder: RunFolder, config: RunConfig, objective: str
+) -> Iterator[tuple[str, object, object]]:
+    """Yields (name, value in the folder, value now) of settings; the next need equal values."""
+    sections = folder.read_config("model", "training")
+    yield "objective", sections.get("objective", "that of jaxformer train"), objective
+    model = parse_kind(sections, folder.config)
+    yield "model", type(model).__name__, type(config.model).__name__
+    old = parse_config(RunConfig, {**sections["training"], "model": model}, folder.config)
+    for name, (then, now) in differences(old, config).items():
+        yield name, then, now

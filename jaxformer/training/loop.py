@@ -19,7 +19,7 @@ from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
 from jaxformer.training.config import RunConfig
-from jaxformer.training.early_end import Ended, Interrupted, Stopped, stop_signal
+from jaxformer.training.early_end import Ended, Interrupted, stop_signal
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
@@ -291,32 +291,26 @@ class Training:
         if not self.task.num_targets:
             return
         self.flush()
-        try:
-            with self._clock.paused():
-                self._evaluate(whole)
-        except Stopped as stopped:
-            self._end(stopped.args[0])
-
-    def _evaluate(self, whole: bool) -> None:
         measure, variables = self.task.measure, {"params": self.state.weights()}
-        with self._scoring.measured():
-            part, all_of_it = self._score(variables, whole=False), None
-            key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
-            sample = self.task.sample(self.model, variables, key)
-        figure = f" nats per token, {part.measure:.3f} {measure.label}" if measure else ""
-        self.screen.say(f"step {self.step}: held-out loss {part.loss:.4f}{figure}")
-        if whole and part.targets < self.task.num_targets:
-            all_of_it = self._score(variables, whole=True)
-        self.log.evaluation(self.step, part, all_of_it, sample)
+        with self._clock.paused():
+            with self._scoring.measured():
+                part, all_of_it = self._score(variables, whole=False), None
+                key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
+                sample = self.task.sample(self.model, variables, key)
+            figure = f" nats per token, {part.measure:.3f} {measure.label}" if measure else ""
+            self.screen.say(f"step {self.step}: held-out loss {part.loss:.4f}{figure}")
+            if whole and part.targets < self.task.num_targets:
+                all_of_it = self._score(variables, whole=True)
+            self.log.evaluation(self.step, part, all_of_it, sample)
 
     def _score(self, variables: Variables, whole: bool) -> Score:
-        """Scores held-out data; a signal stops it, unless other processes take part."""
+        """Scores held-out data; a signal ends the run, unless other processes take part."""
         bar = self.screen.count(self.task.num_targets, "held-out text", "tokens")
         with bar if whole else nullcontext(lambda count: None) as show:
 
             def scored(count: int) -> None:
                 if (signal := self._stop()) and not are_several():
-                    raise Stopped(signal)
+                    self._end(signal)
                 show(count)
 
             return self.task.score(self.model, variables, whole=whole, on_scored=scored)

@@ -1,21 +1,20 @@
-"""Run folders: their names, their config.json, their lock, and the search for an unfinished run."""
+"""Run folders: names, config.json, lock, preparation, and the search for an unfinished run."""
 
-import contextlib
 import os
 import re
 import shutil
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from jaxformer.artifacts.files import check_utf8
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_origin, read_sections
 from jaxformer.models.config import kind_of
-from jaxformer.training.config import Inputs, TrainingConfig
+from jaxformer.training.config import Inputs, RunConfig, TrainingConfig
 from jaxformer.training.data.documents import HUB
 from jaxformer.training.presets import TRAININGS
 
@@ -30,7 +29,6 @@ except ImportError:  # Windows
 
 LIBRARY = "stdlib"  # the name of a run without TEXT, which trains on the standard library
 _MOST_BYTES = 80  # file systems accept 255; the kind and next_free make the name longer
-_COMPRESSED = (".gz", ".zst")
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")  # devices on Windows
 
 
@@ -55,13 +53,10 @@ def _text_name(text: str) -> str:
     """Returns the name of a file (without suffixes), a folder or a dataset of the hub."""
     if text.startswith(HUB):
         return _safe(text.removeprefix(HUB).partition(":")[0].split("/", 1)[-1])
-    path = os.path.abspath(text)
-    name = os.path.basename(path)
-    if not os.path.isdir(path):
-        for suffix in _COMPRESSED:
-            name = name.removesuffix(suffix)
-        name = os.path.splitext(name)[0]
-    return _safe(name)
+    path = Path(os.path.abspath(text))
+    if os.path.isdir(path):  # unlike `Path.is_dir`, it accepts a path that is too long
+        return _safe(path.name)
+    return _safe(Path(re.sub(r"\.(gz|zst)$", "", path.name)).stem)
 
 
 def _safe(name: str) -> str:
@@ -113,17 +108,21 @@ def parse_inputs(sections: dict, where: Path) -> Inputs:
     return Inputs(sections.get("text") or (), source, target, read_origin(sections, where))
 
 
-def write_run(folder: RunFolder, inputs: Inputs, config: TrainingConfig) -> None:
-    """Writes config.json. The model has a separate section, because loading needs only that."""
+def config_sections(config: RunConfig) -> dict[str, Any]:
+    """Returns a config as sections of config.json; loading needs only those of the model."""
     training = {name: x for name, x in asdict(config).items() if name != "model"}
+    return {"kind": kind_of(config.model), "model": config.model, "training": training}
+
+
+def write_run(folder: RunFolder, inputs: Inputs, config: TrainingConfig) -> None:
+    """Writes config.json."""
     paths = {"text": list(map(str, inputs.text))}
     paths |= {x: str(getattr(inputs, x)) for x in ("source", "target") if getattr(inputs, x)}
-    sections = {"kind": kind_of(config.model), "model": config.model, "training": training}
     began = {} if inputs.origin is None else inputs.origin.sections()
-    folder.write_config({**sections, **paths, **began})
+    folder.write_config({**config_sections(config), **paths, **began})
 
 
-@contextlib.contextmanager
+@contextmanager
 def locked(path: Path) -> Iterator[bool]:
     """Holds an exclusive lock on the file `path` inside the context.
 
@@ -310,13 +309,6 @@ def _read(folder: RunFolder) -> Run | UnreadableRun | None:
     return Run(folder, kind_of(config.model), step, is_finished)
 
 
-class Base(Protocol):
-    """The checkpoint that a new run starts from."""
-
-    def keep(self, folder: RunFolder, training: TrainingConfig) -> None:
-        """Copies into the run's folder what the run needs from the checkpoint."""
-
-
 def prepare_run(
     folder: RunFolder,
     inputs: Inputs,
@@ -324,7 +316,7 @@ def prepare_run(
     screen: "Screen",
     stack: ExitStack,
     resume: bool,
-    base: Base | None,
+    keep_base: Callable[[RunFolder, TrainingConfig], None] | None,
 ) -> None:
     """Creates and locks the run folder, and writes the tokenized data unless it already exists.
 
@@ -335,7 +327,8 @@ def prepare_run(
         screen: Where progress is shown.
         stack: An `ExitStack` that holds the lock until it is closed.
         resume: Whether the run continues; otherwise the folder must not hold a run.
-        base: The `Base` of a new run; None: the run starts from fresh parameters.
+        keep_base: Copies into the folder what a new run needs from the checkpoint that it starts
+            from; None: the run starts from fresh parameters.
 
     Raises:
         ValueError: The folder is in use, or the data cannot be trained on.
@@ -351,8 +344,8 @@ def prepare_run(
     hold_lock(folder, screen.say, stack)
     if not is_prepared(folder):
         gathered = kind.gather(inputs, config, screen) if resume else gathered
-        if base is not None:
-            base.keep(folder, config)
+        if keep_base is not None:
+            keep_base(folder, config)
         write_run(folder, inputs, config)
         screen.say("reading …")
         try:

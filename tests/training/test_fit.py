@@ -158,7 +158,7 @@ def test_a_run_keeps_its_objective_and_settings(tmp_path, quick_compilation):
         lambda: train(out, config=replace(short, seed=1))
     )
     other = error_of(lambda: fit(short, Preferred(0.2), batch_of, out, quiet=True))
-    assert "objective is Preferred(beta=0.2), but that of the run in" in other
+    assert "objective is Preferred(beta=0.2), but the run in" in other
     assert "is a run of a script with the objective Preferred(beta=0.1)" in error_of(
         read_run, RunFolder(out)
     )

@@ -1,5 +1,7 @@
 """Hidden tokens for scoring encoders."""
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -13,6 +15,16 @@ from jaxformer.training.evaluate import hidden_rows, most_frequent, score_hidden
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 MASK = 28
+
+
+def tokenizer_of(before=(), after=(), special=()):
+    """Returns a tokenizer of the ids 0 to 28, of which the last is the mask."""
+    text_ids = set(range(MASK)) - {*special}
+    return SimpleNamespace(
+        before=before, after=after, mask_token=MASK, vocab_size=MASK + 1, text_ids=text_ids
+    )
+
+
 documents = st.lists(st.lists(st.integers(1, 27), max_size=40), min_size=1, max_size=6)
 
 
@@ -34,10 +46,11 @@ def test_every_token_stands_once_and_targets_are_what_is_hidden(
     """
     if not any(set(document) - {*special} for document in documents):
         with pytest.raises(ValueError, match="there are no tokens to hide"):
-            hidden_rows(documents, MASK, length, special=special)
+            hidden_rows(documents, tokenizer_of((), (), special), length)
         return
-    how = {"before": before, "after": after, "rate": rate, "seed": seed, "special": special}
-    rows = hidden_rows(documents, MASK, length, **how)
+    how = {"rate": rate, "seed": seed}
+    tokenizer = tokenizer_of(before, after, special)
+    rows = hidden_rows(documents, tokenizer, length, **how)
     found, counted = [], 0
     for row in rows:
         inputs, targets, weights, segments, *_ = (x if x is None else x[0] for x in row)
@@ -56,7 +69,7 @@ def test_every_token_stands_once_and_targets_are_what_is_hidden(
     assert found == [token for document in documents for token in document]
     assert len(rows) == sum(-(-len(x) // (length - len(before) - len(after))) for x in documents)
     assert counted >= 1
-    for row, again in zip(rows, hidden_rows(documents, MASK, length, **how), strict=True):
+    for row, again in zip(rows, hidden_rows(documents, tokenizer, length, **how), strict=True):
         np.testing.assert_array_equal(row.inputs, again.inputs)
 
 
@@ -64,7 +77,7 @@ def test_the_rate_of_hidden_tokens_is_the_given_one():
     """Another seed hides other tokens."""
     text = [np.arange(1, 27).tolist() * 400]
     for rate in (0.15, 0.5):
-        rows = [hidden_rows(text, MASK, 64, rate=rate, seed=seed) for seed in (0, 1)]
+        rows = [hidden_rows(text, tokenizer_of(), 64, rate=rate, seed=seed) for seed in (0, 1)]
         hidden = [np.concatenate([row.weights[0] for row in some]) for some in rows]
         assert all(abs(x.sum() / len(text[0]) - rate) < 0.02 for x in hidden)
         assert (hidden[0] != hidden[1]).any()
@@ -84,7 +97,7 @@ def variables():
 @given(documents=documents.filter(any), batch_size=st.integers(1, 5))
 def test_the_score_equals_that_of_the_logits(variables, documents, batch_size):
     """Loss and accuracy equal those from the logits, for any batch size and any padding rows."""
-    rows = hidden_rows(documents, MASK, 8)
+    rows = hidden_rows(documents, tokenizer_of(), 8)
     score = score_hidden(MODEL, variables, spread(rows, len(rows), batch_size))
     losses, right = [], []
     for row in rows:
@@ -102,5 +115,5 @@ def test_the_score_equals_that_of_the_logits(variables, documents, batch_size):
 
 
 def test_the_baseline_is_the_most_frequent_hidden_token():
-    rows = hidden_rows([[5, 5, 5, 6]], MASK, 8, rate=1.0)
+    rows = hidden_rows([[5, 5, 5, 6]], tokenizer_of(), 8, rate=1.0)
     assert most_frequent(rows) == {"the most frequent token": 0.75}

@@ -54,17 +54,11 @@ class HiddenTokens(TextTask):
     @cached_property
     def rows(self) -> list[Batch[np.ndarray]]:
         """Windows of the held-out text with hidden tokens, for scoring."""
-        config, tokenizer = self.config, self.tokenizer
-        opening = len(tokenizer.opening)
+        config, opening = self.config, len(self.tokenizer.opening)
+        documents = [document[opening:] for document in self.data.held_out_documents]
+        length = config.model.max_length
         return hidden_rows(
-            [document[opening:] for document in self.data.held_out_documents],
-            self.mask,
-            config.model.max_length,
-            before=tokenizer.before,
-            after=tokenizer.after,
-            rate=config.mask_rate,
-            seed=config.seed,
-            special=never_hidden(tokenizer, config.model.vocab_size),
+            documents, self.tokenizer, length, rate=config.mask_rate, seed=config.seed
         )
 
     @cached_property

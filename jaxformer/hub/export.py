@@ -21,7 +21,7 @@ from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.hub.generation import written_generation
 from jaxformer.hub.table import TensorEntry, entries
-from jaxformer.hub.tokenizers.writing import write_tokenizer
+from jaxformer.hub.tokenizers.files import write_tokenizer
 from jaxformer.models.config.model import CheckpointDType, ModelConfig
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.kinds import build

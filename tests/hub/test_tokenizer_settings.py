@@ -11,7 +11,6 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from jaxformer.hub.load import _FILES, _TOKENIZERS
 from jaxformer.hub.tokenizers.files import read_tokenizer
 from jaxformer.hub.tokenizers.older_vocabularies import VOCABULARIES
-from jaxformer.hub.tokenizers.settings import SETTINGS_FILES
 from tests.errors import error_of
 from tests.hub import foreign
 from tests.hub.test_sentencepiece import model as sentencepiece_model
@@ -174,7 +173,7 @@ def test_every_file_that_is_read_is_downloaded():
     patterns = (*_FILES, *_TOKENIZERS)
     for name in (
         *VOCABULARIES,
-        *SETTINGS_FILES,
+        *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
         "tokenizer.json",
         "config.json",
         "generation_config.json",

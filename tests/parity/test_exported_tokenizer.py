@@ -8,8 +8,7 @@ import pytest
 transformers = pytest.importorskip("transformers", reason="parity needs transformers")
 
 import jaxformer as jf  # noqa: E402
-from jaxformer.hub.tokenizers.files import read_tokenizer  # noqa: E402
-from jaxformer.hub.tokenizers.writing import write_tokenizer  # noqa: E402
+from jaxformer.hub.tokenizers.files import read_tokenizer, write_tokenizer  # noqa: E402
 from tests.hub.published_tokenizers import CONFIG, PUBLISHED  # noqa: E402
 from tests.hub.test_exported_tokenizer import write_settings  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""Reader of the tokenizer in a folder of Hugging Face's format.
+"""Reader and writer of the tokenizer in a folder of Hugging Face's format.
 
 This covers the special ids in config.json and generation_config.json, too. tokenizer.json alone
 decides the ids of a text. transformers rebuilds some tokenizers from the settings files, so the
@@ -6,16 +6,19 @@ reader warns if these contradict tokenizer.json: the ids of transformers then di
 """
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jaxformer.artifacts.files import read_optional
+import tokenizers
+from tokenizers import processors
+
+from jaxformer.artifacts.files import parse_json, read_optional, write_json
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens, steps_of
-from jaxformer.artifacts.tokenizer_files import CONFIG
+from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
+from jaxformer.artifacts.tokenizer_files import CONFIG, GENERIC_CLASS
 from jaxformer.hub.tokenizers.older_vocabularies import read_older
-from jaxformer.hub.tokenizers.settings import FLAGS, TokenizerSettings, read_settings
+from jaxformer.hub.tokenizers.settings import contradictions, read_settings
+from jaxformer.models.config.transformer import TransformerConfig
 
 SPECIAL = {"begin": "bos_token_id", "start": "decoder_start_token_id", "pad": "pad_token_id"}
 
@@ -38,8 +41,7 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Subwords | No
     special = read_special_tokens(folder, vocab_size)
     path = folder / "tokenizer.json"
     if not path.is_file():
-        older = read_older(folder)
-        return None if older is None else Subwords(older.backend, special, older.settings_files)
+        return read_older(folder, special)
     tokenizer, settings = Subwords.load(path, special), read_settings(folder)
     for problem in contradictions(tokenizer, settings):
         warnings.warn(f"{folder}: {problem}; tokenizer.json is used", stacklevel=2)
@@ -80,80 +82,75 @@ def _ids(path: Path, key: str, value: Any, vocab_size: int | None) -> list[int]:
     return [token for token in ids if token < (vocab_size or 2**31)]
 
 
-def contradictions(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
-    """Yields a sentence for each contradiction.
+def write_tokenizer(folder: Path, tokenizer: Tokenizer | None, config: TransformerConfig) -> dict:
+    """Writes the tokenizer's files and returns the special ids for config.json.
+
+    A tokenizer that came from a folder of transformers gets the settings files of that folder.
+    """
+    special = _special_of(tokenizer, config)
+    ids: dict[str, Any] = {theirs: getattr(special, ours) for ours, theirs in SPECIAL.items()}
+    ends = list(special.stop_tokens)
+    ids["eos_token_id"] = None if not ends else ends[0] if len(ends) == 1 else ends
+    if tokenizer is None:
+        return ids
+    tokenizer.save(folder / "tokenizer.json")
+    if tokenizer.special is None:  # our own: the end of a document also begins the next one
+        _add_opening(folder / "tokenizer.json", special.stop_tokens[0])
+    if (folder / CONFIG).is_file():
+        content = parse_json((folder / CONFIG).read_text())
+        if "auto_map" in content:  # the code that it names is not in this folder
+            del content["auto_map"]
+            write_json(folder / CONFIG, content | {"tokenizer_class": GENERIC_CLASS})
+    else:
+        write_json(folder / CONFIG, _own_settings(tokenizer, ids, config))
+    return ids
+
+
+def _add_opening(path: Path, token: int) -> None:
+    """Adds a template to a tokenizer.json that puts a token before each text."""
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    name = backend.id_to_token(token)
+    backend.post_processor = processors.TemplateProcessing(f"{name} $A", None, [(name, token)])
+    backend.save(str(path))
+
+
+def _own_settings(
+    tokenizer: Tokenizer, ids: dict[str, Any], config: TransformerConfig
+) -> dict[str, Any]:
+    """Returns the content of tokenizer_config.json for a tokenizer without settings files.
 
     Args:
-      tokenizer: The tokenizer that was read from tokenizer.json.
-      settings: The settings files.
+        tokenizer: The tokenizer.
+        ids: The special ids of config.json.
+        config: The model's config.
     """
-    for key, ours in _settings(tokenizer.parts).items():
-        theirs = settings.options.get(key)
-        if type(theirs) is bool and theirs != ours:
-            yield f"{CONFIG} has {key} {theirs}, but tokenizer.json has {ours}"
-    yield from _added_tokens(tokenizer, settings)
-    yield from _named_tokens(tokenizer, settings)
+    words = {entry["id"]: entry["content"] for entry in tokenizer.parts["added_tokens"]}
+    roles = {role: ids[f"{role}_id"] for role in ("eos_token", "bos_token", "pad_token")}
+    roles["mask_token"] = tokenizer.mask_token
+    if config.bidirectional and tokenizer.before and tokenizer.after:
+        roles |= {"cls_token": tokenizer.before[0], "sep_token": tokenizer.after[-1]}
+    named = {role: words[n] for role, n in roles.items() if isinstance(n, int) and n in words}
+    unknown = tokenizer.parts["model"].get("unk_token")
+    return {
+        "tokenizer_class": GENERIC_CLASS,
+        "model_max_length": config.max_length,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        **named,
+        **({} if unknown is None else {"unk_token": unknown}),
+    }
 
 
-def _settings(content: dict[str, Any]) -> dict[str, bool]:
-    """Returns the options of tokenizer_config.json that tokenizer.json decides, with its values."""
-    steps = steps_of(content, "normalizer")
-    kinds = {step.get("type"): step for step in reversed(steps)}
-    options = {"do_lower_case": "Lowercase" in kinds, "strip_accents": "StripAccents" in kinds}
-    if (bert := kinds.get("BertNormalizer")) is not None:
-        lower, accents = bool(bert.get("lowercase")), bert.get("strip_accents")
-        options["do_lower_case"] |= lower
-        options["strip_accents"] = lower if accents is None else bool(accents)
-        options["tokenize_chinese_chars"] = bool(bert.get("handle_chinese_chars"))
-    for step in steps_of(content, "pre_tokenizer"):
-        prefix = step.get("add_prefix_space")
-        if step.get("type") == "ByteLevel":
-            options["add_prefix_space"] = bool(prefix) or options.get("add_prefix_space", False)
-        elif step.get("type") == "Metaspace":
-            is_prepended = step.get("prepend_scheme", "always") != "never"
-            options["add_prefix_space"] = is_prepended and prefix is not False
-    return options
+def _special_of(tokenizer: Tokenizer | None, config: TransformerConfig) -> SpecialTokens:
+    """Returns the special ids of the tokenizer.
 
-
-def _added_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
-    entries = {x["content"]: x for x in tokenizer.parts["added_tokens"]}
-    for number, token in sorted(settings.added.items()):
-        place, entry = tokenizer.token_to_id(token.content), entries.get(token.content)
-        name = f"the added token {token.content!r}"
-        if place != number:
-            where = "has no such token" if place is None else f"has it at {place}"
-            yield f"{name} has the id {number} in the settings files, but tokenizer.json {where}"
-        elif entry is None:
-            yield f"{name} is found in texts by {CONFIG}, but not by tokenizer.json"
-        else:
-            for flag in ("special",) if entry["special"] else FLAGS:
-                theirs, ours = getattr(token, flag), entry[flag]
-                if theirs != ours:
-                    has = f"has {flag} {theirs} in the settings files"
-                    yield f"{name} {has}, but tokenizer.json has {ours}"
-
-
-def _named_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
-    """Yields contradictions about the tokens that begin and end a text.
-
-    The settings files must agree with the ids of config.json and with tokenizer.json's template.
+    For our own tokenizer or None, they are derived from the class of the config.
     """
-    begin = () if tokenizer.special.begin is None else (tokenizer.special.begin,)
-    expected = {"eos_token": tokenizer.special.stop_tokens, "bos_token": begin}
-    for role, ids in expected.items():
-        if (token := settings.named.get(role)) is None:
-            continue
-        place = tokenizer.token_to_id(token.content)
-        if place is None:
-            yield f"{CONFIG} has {role} {token.content!r}, which tokenizer.json does not have"
-        elif ids and place not in ids:
-            other = " and ".join(map(str, ids))
-            yield f"{CONFIG} has {role} {token.content!r} (id {place}), but {role}_id is {other}"
-    template = {"bos_token": tokenizer.before, "eos_token": tokenizer.after}
-    for role, ids in template.items():
-        token, value = settings.named.get(role), settings.options.get(f"add_{role}")
-        if type(value) is bool and token is not None:
-            has = tokenizer.token_to_id(token.content) in ids
-            if has != value:
-                does = "adds it" if has else "does not add it"
-                yield f"{CONFIG} has add_{role} {value}, but tokenizer.json {does}"
+    if tokenizer is not None and tokenizer.special is not None:
+        return tokenizer.special
+    end = None if tokenizer is None else tokenizer.end_of_text
+    reads = config.reads_source and config.heads
+    start = (end or 0) if reads else None
+    has_pad = reads or config.bidirectional
+    pad = max(getattr(config, "position_offset", 0) - 1, 0) if has_pad else None
+    return SpecialTokens(() if end is None else (end,), end, start, pad)

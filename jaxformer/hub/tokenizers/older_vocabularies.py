@@ -1,43 +1,85 @@
 """Tokenizers of folders without a `tokenizer.json`, built from older vocabulary files.
 
-The files are those of BERT, GPT-2, T5 and Marian.
+The files are those of BERT, GPT-2, T5 and Marian. A `tokenizer.json` holds everything that decides
+the ids of a text. These files do not, so the settings files beside them are read through a closed
+schema: each option is implemented, known not to change ids, or refused by name.
 """
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tokenizers
-from tokenizers import decoders, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors
 
 from jaxformer.artifacts.files import json_text, read_json, read_optional, read_text
-from jaxformer.artifacts.tokenizer_files import CONFIG, GENERIC_CLASS, read_settings_files
+from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.tokenizer import SpecialTokens
+from jaxformer.artifacts.tokenizer_files import ADDED, CONFIG, GENERIC_CLASS, read_settings_files
 from jaxformer.artifacts.untrusted import MOST_BYTES
 from jaxformer.hub.tokenizers.sentencepiece import of_marian, of_t5
-from jaxformer.hub.tokenizers.settings import (
-    CONVERT,
-    Schema,
-    TokenizerSettings,
-    add_tokens,
-    check_options,
-    read_settings,
-)
+from jaxformer.hub.tokenizers.settings import LISTS, TokenizerSettings, read_settings
 
 VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "source.spm")
 # Options that name files or code which an exported folder does not have.
 _OF_CLASS = """auto_map merges_file name_or_path source_spm special_tokens_map_file target_spm
     target_vocab_file tokenizer_class tokenizer_file vocab_file""".split()
 _SENTENCEPIECE = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+# Options that cannot change the ids of a text. They concern the length and the padding of batches,
+# chat templates, file paths, versions, and decoding. `split_special_tokens` is always true here: a
+# special token that is spelled out in a text is plain text.
+HARMLESS_SETTINGS = frozenset(
+    """
+    _commit_hash backend chat_control_tokens chat_template clean_up_tokenization_spaces errors
+    files_loaded is_local legacy legacy_behaviour local_files_only max_len max_length merges_file
+    model_input_names model_max_length name_or_path pad_to_multiple_of pad_token_type_id
+    padding_side processor_class response_schema response_template return_token_type_ids source_lang
+    source_spm special_tokens_map_file spaces_between_special_tokens split_special_tokens stride
+    target_lang target_spm target_vocab_file tokenizer_file transformers_version trim_offsets
+    truncation truncation_side truncation_strategy use_default_system_prompt use_fast verbose vocab
+    vocab_file
+    """.split()
+)
+CONVERT = (
+    "convert it once: in Python, with transformers, "
+    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes tokenizer.json"
+)
+_OWN = frozenset({"tokenizer_class", "added_tokens_decoder", *LISTS})
 
 
-class Older(NamedTuple):
-    """Tokenizer built from older vocabulary files, and the text of its settings files."""
+@dataclass(frozen=True)
+class Schema:
+    """Options that the tokenizer classes of one kind of vocabulary accept.
 
-    backend: tokenizers.Tokenizer
-    settings_files: dict[str, str]
+    Attributes:
+      classes: Names of the tokenizer classes that give the same ids.
+      build: Returns the backend of a folder from the checked options.
+      named: Roles of the class's special tokens, with the default tokens.
+      demanded: Options of which only one value is implemented, with that value.
+      defaults: Options with their defaults: a whole number, or one of true, false and null.
+      fixed: Roles whose token cannot be changed.
+      template: Returns the template of a text (`$A`) from the checked options; an empty list leaves
+        the backend's unchanged.
+      model_input_names: The class's default of this option.
+    """
+
+    classes: tuple[str, ...]
+    build: Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
+    named: dict[str, str]
+    demanded: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, bool | int | None] = field(default_factory=dict)
+    fixed: tuple[str, ...] = ()
+    template: Callable[[dict[str, Any]], list[str]] = lambda options: []
+    model_input_names: tuple[str, ...] = ("input_ids", "attention_mask")
 
 
-def read_older(folder: Path) -> Older | None:
+def read_older(folder: Path, special: SpecialTokens) -> Subwords | None:
     """Builds the tokenizer of a folder from its older vocabulary files.
+
+    Args:
+      folder: The folder.
+      special: The special ids of the model.
 
     Returns:
       The tokenizer, or None if the folder has no vocabulary.
@@ -53,16 +95,16 @@ def read_older(folder: Path) -> Older | None:
     if (kind := _kind(folder)) is None:
         return None
     settings = read_settings(folder)
-    options = check_options(settings, kind, tokenizer_class(folder, settings))
+    options = check_options(settings, kind)
     try:
         backend = kind.build(folder, options)
         add_tokens(backend, settings, [options[role] for role in kind.named])
         _set_template(backend, kind.template(options), folder)
-        return Older(backend, settings_with_defaults(settings, kind, options))
     except ValueError:
         raise
     except Exception as error:  # the library raises bare Exception for a malformed file
         raise ValueError(f"{folder}: its vocabulary cannot be read: {error}") from None
+    return Subwords(backend, special, settings_with_defaults(settings, kind, options))
 
 
 def settings_with_defaults(
@@ -85,12 +127,6 @@ def settings_with_defaults(
     templates = read_settings_files(settings.folder)
     kept = {name: text for name, text in templates.items() if name.endswith(".jinja")}
     return {CONFIG: json_text(content, indent=2), **kept}
-
-
-def tokenizer_class(folder: Path, settings: TokenizerSettings) -> Any:
-    """Returns the class that tokenizer_config.json names or, without one, config.json."""
-    config = read_optional(folder / "config.json")
-    return settings.options.get("tokenizer_class") or config.get("tokenizer_class")
 
 
 def _kind(folder: Path) -> Schema | None:
@@ -124,6 +160,87 @@ def _set_template(backend: tokenizers.Tokenizer, template: list[str], folder: Pa
             )
     if template:
         backend.post_processor = processors.TemplateProcessing(template, None, list(ids.items()))
+
+
+def check_options(settings: TokenizerSettings, kind: Schema) -> dict[str, Any]:
+    """Checks tokenizer_config.json against the schema of a kind of vocabulary.
+
+    Args:
+      settings: The settings files.
+      kind: The schema.
+
+    Returns:
+      The options of `kind.defaults`, and the contents of the named tokens.
+
+    Raises:
+      ValueError: If an option would change ids in a way that is not implemented.
+    """
+    config = read_optional(settings.folder / "config.json")
+    named_class = settings.options.get("tokenizer_class") or config.get("tokenizer_class")
+    if named_class is not None and str(named_class).removesuffix("Fast") not in kind.classes:
+        accepted = ", ".join(kind.classes)
+        raise ValueError(
+            f"{settings.folder}: tokenizer_class is {named_class!r}; this vocabulary is read as "
+            f"that of {accepted}; {CONVERT}"
+        )
+    checked: dict[str, Any] = dict(kind.defaults)
+    for key, value in settings.options.items():
+        if value is None:
+            continue
+        if key in checked:
+            is_number = type(kind.defaults[key]) is int
+            if is_number and (type(value) is not int or not 0 <= value <= 1000):
+                raise settings.error(key, "it must be a whole number in 0 … 1000")
+            if not is_number and type(value) is not bool:
+                raise settings.error(key, "it must be true, false or null")
+            checked[key] = value
+        elif key in kind.demanded:
+            if value != kind.demanded[key]:
+                raise settings.error(key, f"only {kind.demanded[key]!r} is implemented; {CONVERT}")
+        elif not _is_known(key, value):
+            raise settings.error(key, f"this option is unknown, and might change ids; {CONVERT}")
+    names = kind.named | {k: x.content for k, x in settings.named.items() if k in kind.named}
+    for key in kind.fixed:
+        if names[key] != kind.named[key]:
+            raise settings.error(key, f"only {kind.named[key]!r} is implemented; {CONVERT}")
+    return checked | names
+
+
+def _is_known(key: str, value: Any) -> bool:
+    is_handled = key in _OWN or key.endswith("_token")
+    return is_handled or key in HARMLESS_SETTINGS or value in (False, [], {})
+
+
+def add_tokens(
+    backend: tokenizers.Tokenizer, settings: TokenizerSettings, own: Iterable[str]
+) -> None:
+    """Adds the tokens of the files to a backend, in the order of their ids.
+
+    Args:
+      backend: The tokenizer, to which tokens are added in place.
+      settings: The settings files.
+      own: The special tokens of its class. Those that the vocabulary lacks are not added.
+
+    Raises:
+      ValueError: If a token would get another id than its file specifies.
+    """
+    roles = {token.content for token in settings.named.values()}.union(own)
+    for token in settings.added.values():
+        token.special = token.special or token.content in roles
+    backend.add_tokens([token for _, token in sorted(settings.added.items())])
+    for number, token in sorted(settings.added.items()):
+        place = backend.token_to_id(token.content)
+        if place != number:
+            name = CONFIG if settings.options.get("added_tokens_decoder") is not None else ADDED
+            raise ValueError(
+                f"{settings.folder / name}: the added token {token.content!r} has the id {number}; "
+                f"with this vocabulary its id would be {place}"
+            )
+    further = [AddedToken(x, special=True) for x in own if backend.token_to_id(x) is not None]
+    there = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token in (*further, *settings.named.values(), *settings.extra):
+        if token.content not in there:
+            backend.add_special_tokens([token])
 
 
 def _wordpiece(folder: Path, options: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -179,33 +296,31 @@ _WORDPIECE = Schema(
         "clean_text": True,
         "wordpieces_prefix": "##",
         "max_input_chars_per_word": 100,
-        "auto_map": None,
     },
     named={f"{x}_token": f"[{x.upper()}]" for x in ("unk", "sep", "pad", "cls", "mask")},
-    flags={"do_lower_case": True, "tokenize_chinese_chars": True, "strip_accents": None},
+    defaults={"do_lower_case": True, "tokenize_chinese_chars": True, "strip_accents": None},
     model_input_names=("input_ids", "token_type_ids", "attention_mask"),
     template=lambda options: [options["cls_token"], "$A", options["sep_token"]],
 )
 _GPT2 = Schema(
     classes=("GPT2Tokenizer",),
     build=_gpt2,
-    demanded={"auto_map": None},
     named=dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"),
-    flags={"add_prefix_space": False, "add_bos_token": False, "add_eos_token": False},
+    defaults={"add_prefix_space": False, "add_bos_token": False, "add_eos_token": False},
     template=_gpt2_template,
 )
 _T5 = Schema(
     classes=("T5Tokenizer", "MT5Tokenizer"),
     build=lambda folder, options: of_t5(folder / "spiece.model", options["extra_ids"]),
-    demanded={"add_prefix_space": True, "sp_model_kwargs": {}, "auto_map": None},
+    demanded={"add_prefix_space": True, "sp_model_kwargs": {}},
     named=_SENTENCEPIECE,
-    numbers={"extra_ids": 100},
+    defaults={"extra_ids": 100},
     fixed=("eos_token", "unk_token"),
 )
 _MARIAN = Schema(
     classes=("MarianTokenizer",),
     build=lambda folder, _: of_marian(folder / "source.spm", read_json(folder / "vocab.json")),
-    demanded={"separate_vocabs": False, "sp_model_kwargs": {}, "auto_map": None},
+    demanded={"separate_vocabs": False, "sp_model_kwargs": {}},
     named=_SENTENCEPIECE,
     fixed=("eos_token", "unk_token"),
 )

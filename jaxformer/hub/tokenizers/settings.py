@@ -1,77 +1,23 @@
-"""Settings files of a vocabulary.
+"""Settings files of a vocabulary, and their contradictions to a `tokenizer.json`.
 
 They are tokenizer_config.json, special_tokens_map.json and added_tokens.json.
-
-A `tokenizer.json` holds everything that decides the ids of a text. An older vocabulary (vocab.txt,
-merges.txt, spiece.model, source.spm) does not, so these files are read through a closed schema:
-each option is implemented, known not to change ids, or refused by name.
 
 Reference: `PreTrainedTokenizerBase._from_pretrained` of transformers 5.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import tokenizers
 from tokenizers import AddedToken
 
 from jaxformer.artifacts.files import read_optional
+from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.tokenizer import steps_of
 from jaxformer.artifacts.tokenizer_files import ADDED, CONFIG, MAP
 
-SETTINGS_FILES = (CONFIG, MAP, ADDED)
-
-# Options that cannot change the ids of a text. They concern the length and the padding of batches,
-# chat templates, file paths, versions, and decoding. `split_special_tokens` is always true here: a
-# special token that is spelled out in a text is plain text.
-HARMLESS_SETTINGS = frozenset(
-    """
-    _commit_hash backend chat_control_tokens chat_template clean_up_tokenization_spaces errors
-    files_loaded is_local legacy legacy_behaviour local_files_only max_len max_length merges_file
-    model_input_names model_max_length name_or_path pad_to_multiple_of pad_token_type_id
-    padding_side processor_class response_schema response_template return_token_type_ids source_lang
-    source_spm special_tokens_map_file spaces_between_special_tokens split_special_tokens stride
-    target_lang target_spm target_vocab_file tokenizer_file transformers_version trim_offsets
-    truncation truncation_side truncation_strategy use_default_system_prompt use_fast verbose vocab
-    vocab_file
-    """.split()
-)
-CONVERT = (
-    "convert it once: in Python, with transformers, "
-    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes tokenizer.json"
-)
-_LISTS = ("additional_special_tokens", "extra_special_tokens")
-_OWN = frozenset({"tokenizer_class", "added_tokens_decoder", *_LISTS})
+LISTS = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
-
-
-@dataclass(frozen=True)
-class Schema:
-    """Options that the tokenizer classes of one kind of vocabulary accept.
-
-    Attributes:
-      classes: Names of the tokenizer classes that give the same ids.
-      build: Returns the backend of a folder from the checked options.
-      demanded: Options of which only one value is implemented, with that value.
-      named: Roles of the class's special tokens, with the default tokens.
-      flags: Options that are true, false or null, with their defaults.
-      numbers: Options that are whole numbers, with their defaults.
-      fixed: Roles whose token cannot be changed.
-      template: Returns the template of a text (`$A`) from the checked options; an empty list leaves
-        the backend's unchanged.
-      model_input_names: The class's default of this option.
-    """
-
-    classes: tuple[str, ...]
-    build: Callable[[Path, dict[str, Any]], tokenizers.Tokenizer]
-    demanded: dict[str, Any]
-    named: dict[str, str]
-    flags: dict[str, bool | None] = field(default_factory=dict)
-    numbers: dict[str, int] = field(default_factory=dict)
-    fixed: tuple[str, ...] = ()
-    template: Callable[[dict[str, Any]], list[str]] = lambda options: []
-    model_input_names: tuple[str, ...] = ("input_ids", "attention_mask")
 
 
 class TokenizerSettings(NamedTuple):
@@ -114,92 +60,13 @@ def read_settings(folder: Path) -> TokenizerSettings:
         for key, value in options.items()
         if key.endswith("_token") and not isinstance(value, bool | None)
     }
-    extra = {token.content: token for key in _LISTS for token in _tokens(options, key, path)}
+    extra = {token.content: token for key in LISTS for token in _tokens(options, key, path)}
     if modern:
         added = _decoder(options["added_tokens_decoder"], path)
     else:
         special = {token.content for token in named.values()} | extra.keys()
         added = _added(folder / ADDED, special)
     return TokenizerSettings(folder, options, named, added, tuple(extra.values()))
-
-
-def check_options(settings: TokenizerSettings, kind: Schema, named_class: Any) -> dict[str, Any]:
-    """Checks tokenizer_config.json against the schema of a kind of vocabulary.
-
-    Args:
-      settings: The settings files.
-      kind: The schema.
-      named_class: The tokenizer class that the folder names, or None.
-
-    Returns:
-      The flags, the numbers, and the contents of the named tokens.
-
-    Raises:
-      ValueError: If an option would change ids in a way that is not implemented.
-    """
-    if named_class is not None and str(named_class).removesuffix("Fast") not in kind.classes:
-        accepted = ", ".join(kind.classes)
-        raise ValueError(
-            f"{settings.folder}: tokenizer_class is {named_class!r}; this vocabulary is read as "
-            f"that of {accepted}; {CONVERT}"
-        )
-    checked: dict[str, Any] = kind.flags | kind.numbers
-    for key, value in settings.options.items():
-        if value is None:
-            continue
-        if key in kind.flags and type(value) is not bool:
-            raise settings.error(key, "it must be true, false or null")
-        if key in kind.numbers and (type(value) is not int or not 0 <= value <= 1000):
-            raise settings.error(key, "it must be a whole number in 0 … 1000")
-        if key in checked:
-            checked[key] = value
-        elif key in kind.demanded:
-            if value != kind.demanded[key]:
-                raise settings.error(key, f"only {kind.demanded[key]!r} is implemented; {CONVERT}")
-        elif not _is_known(key, value):
-            raise settings.error(key, f"this option is unknown, and might change ids; {CONVERT}")
-    names = kind.named | {k: x.content for k, x in settings.named.items() if k in kind.named}
-    for key in kind.fixed:
-        if names[key] != kind.named[key]:
-            raise settings.error(key, f"only {kind.named[key]!r} is implemented; {CONVERT}")
-    return checked | names
-
-
-def _is_known(key: str, value: Any) -> bool:
-    is_handled = key in _OWN or key.endswith("_token")
-    return is_handled or key in HARMLESS_SETTINGS or value in (False, [], {})
-
-
-def add_tokens(
-    backend: tokenizers.Tokenizer, settings: TokenizerSettings, own: Iterable[str]
-) -> None:
-    """Adds the tokens of the files to a backend, in the order of their ids.
-
-    Args:
-      backend: The tokenizer, to which tokens are added in place.
-      settings: The settings files.
-      own: The special tokens of its class. Those that the vocabulary lacks are not added.
-
-    Raises:
-      ValueError: If a token would get another id than its file specifies.
-    """
-    roles = {token.content for token in settings.named.values()}.union(own)
-    for token in settings.added.values():
-        token.special = token.special or token.content in roles
-    backend.add_tokens([token for _, token in sorted(settings.added.items())])
-    for number, token in sorted(settings.added.items()):
-        place = backend.token_to_id(token.content)
-        if place != number:
-            name = CONFIG if settings.options.get("added_tokens_decoder") is not None else ADDED
-            raise ValueError(
-                f"{settings.folder / name}: the added token {token.content!r} has the id {number}; "
-                f"with this vocabulary its id would be {place}"
-            )
-    further = [AddedToken(x, special=True) for x in own if backend.token_to_id(x) is not None]
-    there = {token.content for token in backend.get_added_tokens_decoder().values()}
-    for token in (*further, *settings.named.values(), *settings.extra):
-        if token.content not in there:
-            backend.add_special_tokens([token])
 
 
 def _tokens(options: dict[str, Any], key: str, path: Path) -> Iterable[AddedToken]:
@@ -247,3 +114,85 @@ def _added(path: Path, special: Iterable[str]) -> dict[int, AddedToken]:
         is_special = text in special
         added[number] = AddedToken(text, normalized=not is_special, special=is_special)
     return added
+
+
+# ---- contradictions
+
+
+def contradictions(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
+    """Yields a sentence for each contradiction between tokenizer.json and the settings files.
+
+    Args:
+      tokenizer: The tokenizer that was read from tokenizer.json.
+      settings: The settings files.
+    """
+    for key, ours in _settings(tokenizer.parts).items():
+        theirs = settings.options.get(key)
+        if type(theirs) is bool and theirs != ours:
+            yield f"{CONFIG} has {key} {theirs}, but tokenizer.json has {ours}"
+    yield from _added_tokens(tokenizer, settings)
+    yield from _named_tokens(tokenizer, settings)
+
+
+def _settings(content: dict[str, Any]) -> dict[str, bool]:
+    """Returns the options of tokenizer_config.json that tokenizer.json decides, with its values."""
+    steps = steps_of(content, "normalizer")
+    kinds = {step.get("type"): step for step in reversed(steps)}
+    options = {"do_lower_case": "Lowercase" in kinds, "strip_accents": "StripAccents" in kinds}
+    if (bert := kinds.get("BertNormalizer")) is not None:
+        lower, accents = bool(bert.get("lowercase")), bert.get("strip_accents")
+        options["do_lower_case"] |= lower
+        options["strip_accents"] = lower if accents is None else bool(accents)
+        options["tokenize_chinese_chars"] = bool(bert.get("handle_chinese_chars"))
+    for step in steps_of(content, "pre_tokenizer"):
+        prefix = step.get("add_prefix_space")
+        if step.get("type") == "ByteLevel":
+            options["add_prefix_space"] = bool(prefix) or options.get("add_prefix_space", False)
+        elif step.get("type") == "Metaspace":
+            is_prepended = step.get("prepend_scheme", "always") != "never"
+            options["add_prefix_space"] = is_prepended and prefix is not False
+    return options
+
+
+def _added_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
+    entries = {x["content"]: x for x in tokenizer.parts["added_tokens"]}
+    for number, token in sorted(settings.added.items()):
+        place, entry = tokenizer.token_to_id(token.content), entries.get(token.content)
+        name = f"the added token {token.content!r}"
+        if place != number:
+            where = "has no such token" if place is None else f"has it at {place}"
+            yield f"{name} has the id {number} in the settings files, but tokenizer.json {where}"
+        elif entry is None:
+            yield f"{name} is found in texts by {CONFIG}, but not by tokenizer.json"
+        else:
+            for flag in ("special",) if entry["special"] else FLAGS:
+                theirs, ours = getattr(token, flag), entry[flag]
+                if theirs != ours:
+                    has = f"has {flag} {theirs} in the settings files"
+                    yield f"{name} {has}, but tokenizer.json has {ours}"
+
+
+def _named_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
+    """Yields contradictions about the tokens that begin and end a text.
+
+    The settings files must agree with the ids of config.json and with tokenizer.json's template.
+    """
+    begin = () if tokenizer.special.begin is None else (tokenizer.special.begin,)
+    expected = {"eos_token": tokenizer.special.stop_tokens, "bos_token": begin}
+    for role, ids in expected.items():
+        if (token := settings.named.get(role)) is None:
+            continue
+        place = tokenizer.token_to_id(token.content)
+        if place is None:
+            yield f"{CONFIG} has {role} {token.content!r}, which tokenizer.json does not have"
+        elif ids and place not in ids:
+            other = " and ".join(map(str, ids))
+            yield f"{CONFIG} has {role} {token.content!r} (id {place}), but {role}_id is {other}"
+    template = {"bos_token": tokenizer.before, "eos_token": tokenizer.after}
+    for role, ids in template.items():
+        token, value = settings.named.get(role), settings.options.get(f"add_{role}")
+        if type(value) is bool and token is not None:
+            has = tokenizer.token_to_id(token.content) in ids
+            if has != value:
+                does = "adds it" if has else "does not add it"
+                yield f"{CONFIG} has add_{role} {value}, but tokenizer.json {does}"

@@ -18,7 +18,7 @@ import pytest
 import jaxformer as jf
 from jaxformer.cli import doctor, train
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.train_arguments import field_values
+from jaxformer.cli.flags import field_values
 from jaxformer.models.mesh import AXES
 from tests.page_commands import PAGES as PATHS
 from tests.page_commands import ROOT, Words, commands_of

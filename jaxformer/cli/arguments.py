@@ -7,9 +7,16 @@ from dataclasses import fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from jaxformer.cli.flags import Flag, flags_of, is_section, key_of, value_in
+from jaxformer.cli.flags import (
+    Flag,
+    field_values,
+    flags_of,
+    is_section,
+    key_of,
+    read_value,
+    value_in,
+)
 from jaxformer.cli.help import asks_for_help, help_text, usage_of
-from jaxformer.cli.values import read_value
 from jaxformer.models.config.needs import Need, check_read
 from jaxformer.terminal import say
 
@@ -189,5 +196,5 @@ def refuse_unread(arguments: object, given: Collection[str]) -> None:
     for group in dict.fromkeys(flag.group for flag in flags):
         for name, conditions in getattr(group, "needs", {}).items():
             needs[name] = (*needs.get(name, ()), *conditions)
-    values = {flag.key: flag.value for flag in flags} | getattr(arguments, "implied", {})
+    values = field_values(arguments) | getattr(arguments, "implied", {})
     check_read(needs, values, given)

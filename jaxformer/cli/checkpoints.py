@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from jaxformer.artifacts.run import Origin, RunFolder, keep
-from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special, report_of, spelled_tokens
+from jaxformer.artifacts.tokenizer import (
+    Tokenizer,
+    lowers_case,
+    parsing_special,
+    report_of,
+    spelled_tokens,
+)
 from jaxformer.cli.flags import Switch, positional
 from jaxformer.cli.train_arguments import IgnoredOptions, Selection
 from jaxformer.models.config import kind_of
@@ -135,11 +141,6 @@ class Base(NamedTuple):
     step: int | None
 
     @property
-    def kind(self) -> str:
-        """The kind of its model, a key of `KINDS`."""
-        return kind_of(self.stored.config)
-
-    @property
     def tokenizer(self) -> Tokenizer | None:
         """Its tokenizer; None if it has none."""
         return self.stored.tokenizer
@@ -240,11 +241,8 @@ def open_base(source: str, selection: Selection) -> Base:
     training = fine_tuning(kind, stored.config, selection.named_preset)
     if stored.tokenizer is not None:
         training = replace(training, parse_special=stored.tokenizer.parses_special)
-    if isinstance(training, PairTraining):
-        from jaxformer.artifacts.tokenizer import lowers_case
-
-        lowercase = stored.tokenizer is not None and lowers_case(stored.tokenizer)
-        training = replace(training, lowercase=lowercase)
+        if isinstance(training, PairTraining):
+            training = replace(training, lowercase=lowers_case(stored.tokenizer))
     return Base(path, stored, training, _newest_step(path))
 
 

@@ -96,7 +96,15 @@ def main(argv: list[str]) -> int:
         found = machine_setup()
         title, lines = "jaxformer doctor", lines_of_setup(found)
     elif arguments.explain_attention:
-        return _explain_attention(arguments.preset, arguments)
+        config, target, _, _, length = _requested(arguments.preset, arguments)
+        start_for(target)
+        from jaxformer.doctor.attention import explain_attention, lines_of_attention
+
+        layers = explain_attention(config, arguments.execution, target, length)
+        title = f"attention of {arguments.preset} on {target}, {config.dtype}"
+        lines = lines_of_attention(layers)
+        found = {"preset": arguments.preset, "target": str(target)}
+        found |= {"layers": [x._asdict() for x in layers]}
     else:
         config, target, mesh, rows, length = _requested(arguments.preset, arguments)
         start_for(target)
@@ -111,20 +119,6 @@ def main(argv: list[str]) -> int:
         found = {"preset": arguments.preset, **found}
     say(json_text(found) if arguments.json else table_of_cells(title, lines))
     return 0 if fits else 1
-
-
-def _explain_attention(preset: str, arguments: DoctorArguments) -> int:
-    """Prints which attention runs in each layer."""
-    config, target, _, _, length = _requested(preset, arguments)
-    start_for(target)
-    from jaxformer.doctor.attention import explain_attention, lines_of_attention
-
-    found = explain_attention(config, arguments.execution, target, length)
-    title = f"attention of {preset} on {target}, {config.dtype}"
-    whole = {"preset": preset, "target": str(target), "layers": [x._asdict() for x in found]}
-    lines = lines_of_attention(found)
-    say(json_text(whole) if arguments.json else table_of_cells(title, lines))
-    return 0
 
 
 def _requested(

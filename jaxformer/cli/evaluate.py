@@ -4,8 +4,9 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.run import RunFolder
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from jaxformer.training.screen import Screen
 
 BATCH_SIZE = 16
-Loaded = tuple["LanguageModel", "Variables", Tokenizer]
 Scored = tuple[dict[str, Any], list[str]]  # the scores, and the lines that are printed
 
 
@@ -81,6 +81,37 @@ class EvaluateArguments(DecodingArguments):
         """Checks the fields."""
         check_at_least(1, self, "batch_size", "beam_width", "stride")
 
+    @cached_property
+    def trained(self) -> "TrainingConfig | None":
+        """The settings of the run; None if RUN is not a run folder."""
+        from jaxformer.training.run_folders import read_run
+
+        folder = RunFolder(self.run)
+        return read_run(folder)[1] if folder.checkpoints.is_dir() else None
+
+    @property
+    def metric(self) -> str | None:
+        """The name of BLEU's tokenizer: that of the flag, or else of the run."""
+        return self.bleu_tokenize or getattr(self.trained, "bleu_tokenize", None)
+
+
+class Loaded(NamedTuple):
+    """A model to score, the arguments, and the screen that shows the progress."""
+
+    model: "LanguageModel"
+    variables: "Variables"
+    tokenizer: Tokenizer
+    arguments: EvaluateArguments
+    screen: "Screen"
+
+    @property
+    def batch_size(self) -> int:
+        """Number of windows of a batch."""
+        from jaxformer.decoding.batches import rows_within
+
+        most = rows_within(self.model.config.max_length)
+        return self.arguments.batch_size or min(BATCH_SIZE, most)
+
 
 def main(argv: list[str]) -> int:
     """Loads the model, scores it on the files and prints the scores."""
@@ -93,10 +124,10 @@ def main(argv: list[str]) -> int:
         model, variables, tokenizer = checkpoint
         if tokenizer is None:
             raise ValueError(f"{arguments.run} has no tokenizer; evaluate scores text")
-        screen = Screen(stderr=True, quiet=arguments.json)
         report_special(tokenizer, "the text", _parts(given))
-        score = _scorer(model, arguments)
-        found, lines = score((model, variables, tokenizer), given, arguments, screen)
+        screen = Screen(stderr=True, quiet=arguments.json)
+        loaded = Loaded(model, variables, tokenizer, arguments, screen)
+        found, lines = _scorer(model, arguments)(loaded, given)
     report = json_text(found)  # also without --json: it raises for figures that are not finite
     say(report if arguments.json else "\n".join(lines))
     return 0
@@ -106,12 +137,13 @@ def _read(arguments: EvaluateArguments) -> "Documents | list[Pair]":
     """Returns the documents or the pairs. It runs before the model is loaded."""
     if arguments.source:
         from jaxformer.training.data.parallel import read_pairs
+        from jaxformer.training.evaluate import bleu_metric
 
         if arguments.files:
             raise ValueError(
                 f"FILE ({arguments.files[0]}) and --source were given; only one of them is accepted"
             )
-        _metric(arguments)
+        bleu_metric(arguments.metric)  # raises for an unknown name
         return read_pairs(arguments.source, arguments.target)
     if not arguments.files:
         raise ValueError(
@@ -120,7 +152,7 @@ def _read(arguments: EvaluateArguments) -> "Documents | list[Pair]":
         )
     from jaxformer.training.data.corpus import read_documents
 
-    field = arguments.text_field or getattr(run_config(arguments.run), "text_field", "text")
+    field = arguments.text_field or getattr(arguments.trained, "text_field", "text")
     documents, left_out = read_documents(arguments.files, field, drop_copies=False)
     for line in left_out:
         say(f"left out: {line}", file=sys.stderr)
@@ -140,7 +172,7 @@ def _parts(given: "Documents | list[Pair]") -> Iterable[str]:
 
 def _scorer(
     model: "LanguageModel", arguments: EvaluateArguments
-) -> Callable[[Loaded, Any, EvaluateArguments, "Screen"], Scored]:
+) -> Callable[[Loaded, Any], Scored]:
     """Returns the function that scores this kind of model.
 
     Raises:
@@ -162,16 +194,11 @@ def _scorer(
     return _text
 
 
-def _text(
-    checkpoint: Loaded,
-    documents: "Documents",
-    arguments: EvaluateArguments,
-    screen: "Screen",
-) -> Scored:
+def _text(loaded: Loaded, documents: "Documents") -> Scored:
     from jaxformer.training.data.held_out import baselines
     from jaxformer.training.evaluate import evaluate_documents
 
-    model, variables, tokenizer = checkpoint
+    model, variables, tokenizer, arguments, screen = loaded
     opening = tokenizer.opening if arguments.score_first_token else tokenizer.text_opening
     encoded = tokenizer.encode_many(document.text for document in documents)
     num_bytes = sum(document.num_bytes for document in documents)
@@ -187,7 +214,7 @@ def _text(
             [[*opening, *ids] for ids in encoded],
             num_bytes,
             stride=arguments.stride,
-            batch_size=_batch_size(model, arguments),
+            batch_size=loaded.batch_size,
             on_scored=scored,
         )
     compressors = baselines(documents)
@@ -200,19 +227,7 @@ def _text(
     ]
 
 
-def _batch_size(model: "LanguageModel", arguments: EvaluateArguments) -> int:
-    """Returns the number of windows of a batch."""
-    from jaxformer.decoding.batches import rows_within
-
-    return arguments.batch_size or min(BATCH_SIZE, rows_within(model.config.max_length))
-
-
-def _hidden(
-    checkpoint: Loaded,
-    documents: "Documents",
-    arguments: EvaluateArguments,
-    screen: "Screen",
-) -> Scored:
+def _hidden(loaded: Loaded, documents: "Documents") -> Scored:
     from jaxformer.training.batch import num_targets
     from jaxformer.training.config import HiddenTraining
     from jaxformer.training.evaluate import (
@@ -222,7 +237,7 @@ def _hidden(
         spread,
     )
 
-    model, variables, tokenizer = checkpoint
+    model, variables, tokenizer, arguments, screen = loaded
     for name in ("stride", "score_first_token"):
         if getattr(arguments, name):
             raise ValueError(
@@ -233,9 +248,8 @@ def _hidden(
         raise ValueError(
             f"{arguments.run}: its tokenizer has no mask token, which scoring an encoder needs"
         )
-    trained = run_config(arguments.run)
     masking: dict[str, Any] = {}
-    if isinstance(trained, HiddenTraining):
+    if isinstance(trained := arguments.trained, HiddenTraining):
         masking = {"rate": trained.mask_rate, "seed": trained.seed}
     rows = hidden_rows(
         tokenizer.encode_many(document.text for document in documents),
@@ -245,7 +259,7 @@ def _hidden(
     )
     (frequent,) = most_frequent(rows).values()
     with screen.count(sum(map(num_targets, rows)), "scoring", "tokens") as scored:
-        batches = spread(rows, len(rows), _batch_size(model, arguments))
+        batches = spread(rows, len(rows), loaded.batch_size)
         score = score_hidden(model, variables, batches, scored)
     return {**score._asdict(), "documents": len(documents), "most_frequent": frequent}, [
         f"{len(documents)} documents, {score.tokens:,} masked tokens",
@@ -254,13 +268,11 @@ def _hidden(
     ]
 
 
-def _pairs(
-    checkpoint: Loaded, pairs: "list[Pair]", arguments: EvaluateArguments, screen: "Screen"
-) -> Scored:
+def _pairs(loaded: Loaded, pairs: "list[Pair]") -> Scored:
     from jaxformer.decoding.constraints import check_supported
     from jaxformer.training.evaluate import score_pairs
 
-    model, variables, tokenizer = checkpoint
+    model, variables, tokenizer, arguments, screen = loaded
     check_supported(model.generation)
     targets = [target for _, target in pairs]
     sources = [tokenizer.encode_source(source) for source, _ in pairs]
@@ -291,7 +303,7 @@ def _pairs(
             encoded,
             targets,
             beam_width=arguments.beam_width,
-            bleu_tokenize=_metric(arguments),
+            bleu_tokenize=arguments.metric,
             on_scored=scored,
         )
     perplexity, bleu = math.exp(min(score.loss, 700)), score.bleu
@@ -303,20 +315,3 @@ def _pairs(
         f"perplexity     {perplexity:.3f}",
         f"BLEU           {bleu.score:.2f} ({bleu.signature})",
     ]
-
-
-def _metric(arguments: EvaluateArguments) -> str | None:
-    """Returns the name of BLEU's tokenizer; raises ValueError if sacrebleu does not have it."""
-    from jaxformer.training.evaluate import bleu_metric
-
-    name = arguments.bleu_tokenize or getattr(run_config(arguments.run), "bleu_tokenize", None)
-    bleu_metric(name)
-    return name
-
-
-def run_config(run: str) -> "TrainingConfig | None":
-    """Returns the `TrainingConfig` of a run; None if the path is not a run folder."""
-    from jaxformer.training.run_folders import read_run
-
-    folder = RunFolder(run)
-    return read_run(folder)[1] if folder.checkpoints.is_dir() else None

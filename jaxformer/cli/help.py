@@ -6,8 +6,7 @@ import shutil
 import textwrap
 from itertools import takewhile
 
-from jaxformer.cli.flags import Flag
-from jaxformer.cli.values import default_text
+from jaxformer.cli.flags import Flag, default_text
 
 HELP = ("-h", "--help", "--help-all")
 _NO_BREAK = "\N{NO-BREAK SPACE}"

@@ -1,26 +1,26 @@
 """`jaxformer train [TEXT…] [--model KIND] [--out RUN] [--resume] …`: trains a model."""
 
 import shlex
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxformer.artifacts.files import next_free
 from jaxformer.artifacts.run import Origin, RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.arguments import complete
 from jaxformer.cli.checkpoints import Base, open_base, origin_of, usable_generation
+from jaxformer.cli.flags import field_values
 from jaxformer.cli.help import asks_for_help
 from jaxformer.cli.train_arguments import (
     Selection,
     TrainArguments,
     attributed,
     check_unchanged,
-    field_values,
     read_selection,
     read_train,
 )
@@ -44,7 +44,6 @@ from jaxformer.training.run_folders import (
 if TYPE_CHECKING:
     import jax
 
-    from jaxformer.training.screen import Screen
     from jaxformer.training.tasks.task import FileTask
 
 RUNS = Path("runs")
@@ -76,27 +75,25 @@ def _resume(selection: Selection, argv: list[str]) -> int:
     given = read_train(argv, default)
     with attributed(training, given, "the run's"):
         arguments = complete(TrainArguments, given, default)
-        _require_out(arguments)
         check_unchanged(folder, training, arguments)
         inputs = inputs._replace(origin=_ignoring(inputs.origin, arguments))
         if unfinished:
             run = f"{folder.path} ({kind}, step {unfinished.step})"
             say(f"resuming {run}, the newest unfinished run")
-        return _train(folder, inputs, arguments, resume=True)
+        return _train(folder, inputs, arguments, resume=True, base=None)
 
 
 def _start(selection: Selection, argv: list[str]) -> int:
     """Starts a run in a new folder."""
     base = None if selection.base is None else open_base(selection.base, selection)
     preset = training_preset(selection.preset, selection.kind) if base is None else base.training
-    kind = selection.kind if base is None else base.kind
+    kind = kind_of(preset.model)
     default = TrainArguments(preset, base=selection.base, kind=kind, preset=selection.preset)
     given = read_train(argv, default)
     of_run = {name: given[name] for name in field_values(preset) if name in given}
     with attributed(preset, given, "the preset's" if base is None else "the checkpoint's"):
         training = fit_preset(preset, of_run, model_is_fixed=base is not None)
         arguments = complete(TrainArguments, given, replace(default, training=training))
-        _require_out(arguments)
         name = run_name(arguments.inputs, kind, tuned=base is not None)
         folder = RunFolder(arguments.out or next_free(RUNS, name))
         base = _accepted(base, arguments)
@@ -153,27 +150,18 @@ def _ignoring(origin: Origin | None, arguments: TrainArguments) -> Origin | None
     )
 
 
-def _require_out(arguments: TrainArguments) -> None:
-    """Raises ValueError if several processes would each choose a run folder."""
-    if arguments.processes.coordinator and arguments.out is None:
-        raise ValueError("--out is missing; with --coordinator all processes need the same folder")
-
-
 def _train(
-    folder: RunFolder,
-    inputs: Inputs,
-    arguments: TrainArguments,
-    *,
-    resume: bool,
-    base: Base | None = None,
+    folder: RunFolder, inputs: Inputs, arguments: TrainArguments, resume: bool, base: Base | None
 ) -> int:
     """Trains in the run folder and returns the exit status.
 
     `base` is the `Base` of a new run; None: the run starts from fresh parameters or is resumed.
     """
+    import jax
+
     from jaxformer.training import processes
-    from jaxformer.training.early_end import Ended, Interrupted
     from jaxformer.training.log import require_trackers
+    from jaxformer.training.loop import Training
     from jaxformer.training.placed import mesh_of
     from jaxformer.training.screen import Screen
     from jaxformer.training.tasks import task_of
@@ -190,21 +178,41 @@ def _train(
     if base is not None:
         params, origin = base.read(mesh)
         inputs = inputs._replace(origin=origin)
+    with _explained(folder), ExitStack() as stack:
+        keep = None if base is None else base.keep
+        start = partial(prepare_run, folder, inputs, config, screen, stack, resume, keep)
+        processes.done_by_first("the text is read", start)
+        task = kind.read(folder, mesh_config)
+        for line in task.description():
+            screen.say(line)
+        options = {}
+        if inputs.origin is None:
+            config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
+        else:  # samples are generated with its settings
+            options = {"generation": inputs.origin.generation}
+            params = origin_of(folder, inputs.origin, config, mesh) if resume else params
+        if first:
+            write_run(folder, inputs, config)
+        stack.enter_context(nullcontext() if mesh is None else jax.set_mesh(mesh))
+        run = (_on_mesh(config, mesh), folder, task, screen, mesh, params)
+        training = Training(*run, next_step=_go_on(folder), **options)
+        if resume:
+            training.resume()
+        training.run()
+    if first:
+        _report(folder, task, screen.say)
+    processes.wait_for_all("the end")
+    return 0
+
+
+@contextmanager
+def _explained(folder: RunFolder) -> Iterator[None]:
+    """Adds to an error that ends the run what can be done about it."""
+    from jaxformer.training import processes
+    from jaxformer.training.early_end import Ended, Interrupted
+
     try:
-        with ExitStack() as locks:
-            keep = None if base is None else base.keep
-            start = partial(prepare_run, folder, inputs, config, screen, locks, resume, keep)
-            processes.done_by_first("the text is read", start)
-            task = kind.read(folder, mesh_config)
-            for line in task.description():
-                screen.say(line)
-            if inputs.origin is None:
-                config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
-            elif resume:
-                params = origin_of(folder, inputs.origin, config, mesh)
-            if first:
-                write_run(folder, inputs, config)
-            _run(_on_mesh(config, mesh), folder, task, screen, mesh, resume, params, inputs.origin)
+        yield
     except KeyboardInterrupt:
         if folder.holds_run:  # otherwise there is nothing to continue
             raise Interrupted(SIGINT, f"interrupted; {_go_on(folder)}") from None
@@ -224,10 +232,6 @@ def _train(
             last = Checkpoints(folder.checkpoints).last()
             raise OSError(f"the disk is full, so the run stops here; {last}") from error
         raise
-    if first:
-        _report(folder, task, screen.say)
-    processes.wait_for_all("the end")
-    return 0
 
 
 def _shared_settings(config: TrainingConfig) -> dict[str, object]:
@@ -247,42 +251,6 @@ def _on_mesh(config: TrainingConfig, mesh: "jax.sharding.Mesh | None") -> Traini
     config.json stores the mesh that the user gave, so that the run can continue on other devices.
     """
     return config if mesh is None else replace(config, mesh=MeshSizes(**mesh.shape))
-
-
-def _run(
-    config: TrainingConfig,
-    folder: RunFolder,
-    task: "FileTask",
-    screen: "Screen",
-    mesh: "jax.sharding.Mesh | None",
-    resume: bool,
-    params: dict | None,
-    origin: Origin | None,
-) -> None:
-    """Trains the model.
-
-    Args:
-        config: The settings of the run, with the actual mesh.
-        folder: The run folder.
-        task: The training data and the scores.
-        screen: Where progress is shown.
-        mesh: The mesh; None: one device.
-        resume: Whether to start from the newest checkpoint of the run folder.
-        params: The initial parameters; None: fresh ones, or those of the newest checkpoint.
-        origin: The checkpoint that the run started from; None: fresh parameters. Samples are
-            generated with its defaults.
-    """
-    import jax
-
-    from jaxformer.training.loop import Training
-
-    with nullcontext() if mesh is None else jax.set_mesh(mesh):
-        options: dict[str, Any] = {} if origin is None else {"generation": origin.generation}
-        options |= {"next_step": _go_on(folder)}
-        training = Training(config, folder, task, screen, mesh, params, **options)
-        if resume:
-            training.resume()
-        training.run()
 
 
 def _go_on(folder: RunFolder) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import read_given, split, values_of
-from jaxformer.cli.flags import Spelling, Switch, flags_of, positional
+from jaxformer.cli.flags import Spelling, Switch, field_values, flags_of, positional
 from jaxformer.cli.help import asks_for_help
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.needs import Given, Needs
@@ -75,6 +75,13 @@ class TrainArguments:
     """continue the run in --out; without --out, the unfinished run below runs/ that was trained
     last (of the kind --model, if given)"""
     processes: Processes = field(default_factory=Processes)
+
+    def __post_init__(self) -> None:
+        """Checks that several processes do not each choose a run folder."""
+        if self.processes.coordinator and self.out is None:
+            raise ValueError(
+                "--out is missing; with --coordinator all processes need the same folder"
+            )
 
     @property
     def inputs(self) -> Inputs:
@@ -179,11 +186,6 @@ def read_selection(argv: list[str]) -> Selection:
     selection = Selection(*map(values_of(flags, split(flags, argv).given).get, names))
     training_preset(selection.preset, selection.kind)  # raises ValueError for an unknown preset
     return selection
-
-
-def field_values(training: TrainingConfig) -> dict[str, Any]:
-    """Returns the fields of a run and of its nested dataclasses by name."""
-    return {flag.key: flag.value for flag in flags_of(type(training), training)}
 
 
 @contextmanager

@@ -248,7 +248,7 @@ def test_evaluating_an_encoder_refuses_options_of_next_tokens():
     for option in ({"stride": 2}, {"score_first_token": True}):
         arguments = evaluate.EvaluateArguments(run="x", **option)
         with pytest.raises(ValueError, match=r"has no effect here.*predicts masked tokens"):
-            evaluate._hidden((None, None, None), [], arguments, None)
+            evaluate._hidden((None, None, None, arguments, None), [])
 
 
 def test_explaining_a_decoder_refuses_options_of_translations():

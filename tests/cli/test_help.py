@@ -7,10 +7,9 @@ from itertools import pairwise
 import pytest
 
 from jaxformer.cli import VERBS, main
-from jaxformer.cli.flags import flags_of
+from jaxformer.cli.flags import default_text, field_values, flags_of
 from jaxformer.cli.generate import GenerateArguments
-from jaxformer.cli.train_arguments import MAIN_FLAGS, field_values
-from jaxformer.cli.values import default_text
+from jaxformer.cli.train_arguments import MAIN_FLAGS
 from jaxformer.cli.verify import VerifyArguments
 from jaxformer.models.config import KINDS
 from jaxformer.training.presets import training_preset, usual_preset

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxformer.cli import main, train
 from jaxformer.cli.arguments import read_given
-from jaxformer.cli.train_arguments import field_values
+from jaxformer.cli.flags import field_values
 from jaxformer.models.config import KINDS, PRESETS, RecurrentConfig, kind_of
 from jaxformer.training.config import TextTraining
 from jaxformer.training.data.prepare import _check_new_model

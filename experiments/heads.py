@@ -17,8 +17,9 @@ from windows import evenly
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.hub.load import load
 from jaxformer.interpret.atlas import head_atlas
+from jaxformer.interpret.layers import heads_shape
 from jaxformer.interpret.pictures import atlas_figure
-from jaxformer.interpret.texts import check_heads, next_token_batch, repeated_batch
+from jaxformer.interpret.texts import next_token_batch, repeated_batch
 from jaxformer.models.parameters import init
 from jaxformer.training.config import Inputs
 from jaxformer.training.data.corpus import read_documents, standard_library
@@ -91,7 +92,7 @@ def main():
     parser.add_argument("--picture", type=picture, default="heads.png")
     arguments = parser.parse_args()
     model, variables, tokenizer = load(arguments.run)
-    check_heads(model, "attention")
+    heads_shape(model, "attention")  # raises an error if a layer has no heads
     name, ids = held_out_ids(arguments.text, arguments.run, tokenizer)
     print(f"text: the held-out part of {name}, {len(ids):,} tokens")
     length = model.config.max_length

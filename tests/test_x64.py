@@ -15,8 +15,7 @@ from jaxformer.decoding.fill import fill
 from jaxformer.functional import chunked_cross_entropy
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.losses.token_masking import mask_tokens
-from jaxformer.interpret.attribution import attribute
-from jaxformer.interpret.gradients import input_gradients
+from jaxformer.interpret.attribution import attribute, input_gradients
 from jaxformer.interpret.lens import jacobian_lens, logit_lens
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.parameters import init

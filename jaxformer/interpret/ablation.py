@@ -1,8 +1,7 @@
 """Ablation of attention heads: how much the loss grows if heads output only their mean.
 
 Mean ablation replaces the output of a head at every token by the mean of that output over all
-tokens of the batch. This removes the part of the output that
-differs from token to token.
+tokens of the batch. This removes the part of the output that differs from token to token.
 
 Reference:
     Wang et al. 2022, §2.2 (mean ablation); Michel et al. 2019 (removal of heads).
@@ -17,18 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.functional.arguments import whole_number
 from jaxformer.functional.losses.chunked import chunked_token_losses
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.trees import Weights
-from jaxformer.interpret.texts import (
-    check_heads,
-    checked_batch,
-    heads_shape,
-    inputs_of,
-    map_rows,
-    query_inputs,
-)
+from jaxformer.interpret.layers import heads_shape
+from jaxformer.interpret.texts import checked_batch, inputs_of, map_rows, query_inputs
+from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import Batch
 
@@ -77,7 +70,6 @@ def ablate_heads(
     Raises:
         ValueError: an argument is not accepted.
     """
-    check_heads(model, attention)
     layers, heads = heads_shape(model, attention)
     each = np.eye(layers * heads, dtype=bool).reshape(-1, layers, heads)
     found = ablate_sets(model, variables, batch, each, attention, rows_at_once)
@@ -111,8 +103,7 @@ def ablate_sets(
     Raises:
         ValueError: an argument is not accepted.
     """
-    check_measurement(model, variables, attention, rows_at_once)
-    shape = heads_shape(model, attention)
+    shape = check_measurement(model, variables, attention, rows_at_once)
     if np.ndim(sets) != 3 or np.shape(sets)[1:] != shape or np.asarray(sets).dtype != bool:
         raise ValueError(
             f"sets are {jnp.result_type(sets)} {np.shape(sets)}; they must be bool [sets, "
@@ -120,9 +111,8 @@ def ablate_sets(
         )
     if not len(sets):
         raise ValueError(f"sets are {np.shape(sets)}; there must be at least one set")
-    batch = checked_batch(model, batch)
-    params = variables["params"]
-    return _ablate(model, params, batch, jnp.asarray(sets), attention, rows_at_once)
+    checked = checked_batch(model, batch), jnp.asarray(sets)
+    return _ablate(model, variables["params"], *checked, attention, rows_at_once)
 
 
 def head_sets(
@@ -152,14 +142,12 @@ def head_sets(
 
 def check_measurement(
     model: LanguageModel, variables: Variables, attention: str, rows_at_once: int
-) -> None:
-    """Raises ValueError unless the heads of this model can be measured."""
-    check_heads(model, attention)
-    try:
-        whole_number("rows_at_once", rows_at_once, 1)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+) -> tuple[int, int]:
+    """Returns `heads_shape`; raises ValueError unless the heads of this model can be measured."""
+    shape = heads_shape(model, attention)
+    whole_number("rows_at_once", rows_at_once, 1)
     model.check(variables)
+    return shape
 
 
 def row_losses(
@@ -209,13 +197,13 @@ def _mean_outputs(
     point = f"{attention}.heads"
 
     def of_rows(rows: Batch) -> tuple[Array, Array]:
-        inputs = inputs_of(rows)
-        outputs = model.forward(params, inputs, hooks=Hooks((point,))).captured[point]
+        passed = model.forward(params, inputs_of(rows), hooks=Hooks((point,)))
         queries = query_inputs(rows, attention)
         real = jnp.ones(queries.tokens.shape, bool)
         if queries.segments is not None:
             real = queries.segments != 0
-        outputs = jnp.where(real[None, :, None, :, None], outputs.astype(jnp.float32), 0.0)
+        outputs = passed.captured[point].astype(jnp.float32)
+        outputs = jnp.where(real[None, :, None, :, None], outputs, 0.0)
         return jnp.moveaxis(outputs.sum(axis=3), 1, 0), real.sum(axis=1)
 
     total, count = map_rows(of_rows, batch, rows_at_once)

@@ -4,7 +4,7 @@ The atlas reports where heads attend and how much the loss depends on them. It c
 high induction score, for example, does not prove that the head copies.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -12,8 +12,11 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxformer.artifacts.checkpoint import Checkpoints
+from jaxformer.artifacts.run import RunFolder, parse_kind
 from jaxformer.functional.taps import Hooks
 from jaxformer.functional.trees import Weights
+from jaxformer.hub.load import lora_of
 from jaxformer.interpret.ablation import ablate_heads, check_measurement, row_losses
 from jaxformer.interpret.head_scores import (
     CrossScores,
@@ -32,7 +35,9 @@ from jaxformer.interpret.texts import (
     query_inputs,
 )
 from jaxformer.models.check import AnyArray
+from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.models.mesh import parameter_shapes
 from jaxformer.training.batch import Batch
 
 
@@ -104,13 +109,6 @@ class AtlasHistory(NamedTuple):
     loss: Float[np.ndarray, " steps"]
 
 
-class Observation(NamedTuple):
-    """Scores of every head, {name: [layers, heads]}, and the mean loss of the rows."""
-
-    scores: dict[str, np.ndarray]
-    loss: float
-
-
 def head_atlas(
     model: LanguageModel,
     variables: Variables,
@@ -133,10 +131,10 @@ def head_atlas(
         ValueError: an argument is not accepted.
     """
     batch = checked_measurement(model, variables, tokens, settings)
-    observed = _observe(model, variables, batch, settings)
+    scores, loss = _observe(model, variables, batch, settings)
     ablation = ablate_heads(model, variables, batch, settings.attention, settings.rows_at_once)
     effect, error = np.asarray(ablation.effect), np.asarray(ablation.standard_error)
-    return HeadAtlas(observed.scores, effect, error, observed.loss, len(batch.inputs))
+    return HeadAtlas(scores, effect, error, loss, len(batch.inputs))
 
 
 def atlas_over_checkpoints(
@@ -148,7 +146,7 @@ def atlas_over_checkpoints(
     """Measures the scores of every head at each checkpoint, and the loss.
 
     It reads one checkpoint at a time, so only one is in memory if the iterator loads them one by
-    one (see `history.read_checkpoints`).
+    one (see `read_checkpoints`).
 
     Args:
         model: as in `head_atlas`.
@@ -159,26 +157,56 @@ def atlas_over_checkpoints(
     Raises:
         ValueError: an argument is not accepted, or there is no checkpoint.
     """
-    steps, observed = [], []
+    steps, scores, losses = [], [], []
     for step, variables in checkpoints:
         batch = checked_measurement(model, variables, tokens, settings)
-        observed.append(_observe(model, variables, batch, settings))
+        observed = _observe(model, variables, batch, settings)
         steps.append(step)
+        scores.append(observed[0])
+        losses.append(observed[1])
     if not steps:
         raise ValueError("checkpoints are empty; there must be at least one")
-    names = observed[0].scores
-    return AtlasHistory(
-        np.array(steps),
-        {name: np.stack([each.scores[name] for each in observed]) for name in names},
-        np.array([each.loss for each in observed]),
-    )
+    by_name = {name: np.stack([each[name] for each in scores]) for name in scores[0]}
+    return AtlasHistory(np.array(steps), by_name, np.array(losses))
+
+
+def read_checkpoints(
+    folder: RunFolder, steps: Sequence[int] | None = None
+) -> Iterator[tuple[int, Variables]]:
+    """Yields (step, variables) of the checkpoints of a run, oldest first.
+
+    A run keeps only its newest checkpoints, unless it was trained with `--keep-every`. Each
+    checkpoint is read when the iterator reaches it.
+
+    Args:
+        folder: the run.
+        steps: the steps to read; None: every complete checkpoint.
+
+    Raises:
+        ValueError: the run trains a LoRA adapter, or has no checkpoint of a step, or it is damaged.
+    """
+    sections = folder.read_config("model")
+    if lora_of(sections, folder.config).lora_rank is not None:
+        raise ValueError(
+            f"{folder.path} is a LoRA run, whose checkpoints hold only the adapter; give the run "
+            "of a complete model"
+        )
+    checkpoints = Checkpoints(folder.checkpoints)
+    there = checkpoints.steps()
+    missing = sorted(set(there if steps is None else steps) - set(there))
+    if missing or not there:
+        raise ValueError(
+            f"{folder.path} has no complete checkpoint of step {missing[0] if missing else 0}; its "
+            f"checkpoints are of steps {', '.join(map(str, there)) or 'none'}"
+        )
+    model = build(parse_kind(sections, folder.config))
+    like = parameter_shapes(model, None)
+    for step in sorted(there if steps is None else steps):
+        yield step, {"params": checkpoints.read(step, like)}
 
 
 def checked_measurement(
-    model: LanguageModel,
-    variables: Variables,
-    tokens: Batch | AnyArray,
-    settings: AtlasSettings,
+    model: LanguageModel, variables: Variables, tokens: Batch | AnyArray, settings: AtlasSettings
 ) -> Batch:
     """Returns the batch to measure on, after all checks of the arguments of `head_atlas`."""
     check_measurement(model, variables, settings.attention, settings.rows_at_once)
@@ -194,43 +222,33 @@ def _score_settings(model: LanguageModel, settings: AtlasSettings) -> ScoreSetti
 
 def _observe(
     model: LanguageModel, variables: Variables, batch: Batch, settings: AtlasSettings
-) -> Observation:
-    is_cross = settings.attention == "cross_attention"
-    means, loss = _measure(
-        model,
-        variables["params"],
-        batch,
-        _score_settings(model, settings),
-        settings.attention,
-        settings.rows_at_once,
-    )
-    named = (CrossScores if is_cross else HeadScores)(*np.asarray(means))._asdict()
-    return Observation(named, float(loss))
+) -> tuple[dict[str, np.ndarray], float]:
+    """Returns the scores of every head, {name: [layers, heads]}, and the mean loss of the rows."""
+    settings = settings._replace(delimiters=tuple(settings.delimiters))  # hashable
+    means, loss = _measure(model, variables["params"], batch, settings)
+    kind = CrossScores if settings.attention == "cross_attention" else HeadScores
+    return kind(*np.asarray(means))._asdict(), float(loss)
 
 
-@partial(jax.jit, static_argnums=(0, 3, 4, 5))
+@partial(jax.jit, static_argnums=(0, 3))
 def _measure(
-    model: LanguageModel,
-    params: Weights,
-    batch: Batch,
-    settings: ScoreSettings,
-    attention: str,
-    rows_at_once: int,
+    model: LanguageModel, params: Weights, batch: Batch, settings: AtlasSettings
 ) -> tuple[Float[Array, "scores layers heads"], Float[Array, ""]]:
     """Computes all scores and the mean loss in one pass, `rows_at_once` rows at a time."""
-    point = f"{attention}.weights"
+    attention = settings.attention
+    point, of_scores = f"{attention}.weights", _score_settings(model, settings)
 
     def of_row(weights: Float[Array, "layers heads length keys"], row: Batch) -> ScoreSums:
         row, weights = jax.tree.map(lambda x: x[None], row), weights[:, None]
         if attention == "cross_attention":
             return cross_score_sums(weights, row.segments, row.source_segments)
         queries = query_inputs(row, attention)
-        return score_sums(weights, queries.tokens, queries.segments, settings)
+        return score_sums(weights, queries.tokens, queries.segments, of_scores)
 
     def of_rows(rows: Batch) -> tuple[ScoreSums, Float[Array, " rows"]]:
         passed = model.forward(params, inputs_of(rows), hooks=Hooks((point,)))
         sums = jax.vmap(of_row, in_axes=(1, 0))(passed.captured[point], rows)
         return sums, row_losses(model, params, rows, passed.hidden)
 
-    sums, losses = map_rows(of_rows, batch, rows_at_once)
+    sums, losses = map_rows(of_rows, batch, settings.rows_at_once)
     return jax.tree.map(lambda x: x.sum(axis=0), sums).mean(), losses.mean()

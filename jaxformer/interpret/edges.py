@@ -32,20 +32,20 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional.attention.heads import merge_heads
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer
+from jaxformer.functional.layers.sublayer import in_pass
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import (
-    attention_of,
     by_layer,
     mixed_layers,
-    stack_of_model,
+    project,
     transformer_config,
     weights_of_layer,
 )
 from jaxformer.interpret.metrics import Metric, checked_metric
-from jaxformer.interpret.sites import checked_pair, is_at, metric_of
+from jaxformer.interpret.sites import checked_pair, is_at, measure, metric_of
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.transformer import TransformerConfig
@@ -89,18 +89,22 @@ class EdgeSweep(NamedTuple):
     corrupted: float
 
 
-class Streams(NamedTuple):
-    """Captured values of the two runs, each with the layer as first axis.
+class EdgeState(NamedTuple):
+    """What all runs read.
 
     Attributes:
+        weights: the model's parameters.
+        inputs: the corrupted text.
+        metric: the metric.
         residual: the input of each layer in the corrupted run.
-        clean_heads: the outputs of the heads in the clean run.
-        corrupted_heads: the outputs of the heads in the corrupted run.
+        differences: the outputs of the heads in the clean run minus those in the corrupted run.
     """
 
+    weights: Weights
+    inputs: Inputs
+    metric: Metric
     residual: Float[Array, "layers batch length dim"]
-    clean_heads: Float[Array, "layers batch heads length d"]
-    corrupted_heads: Float[Array, "layers batch heads length d"]
+    differences: Float[Array, "layers batch heads length d"]
 
 
 def patch_edges(
@@ -136,7 +140,11 @@ def patch_edges(
     metric = checked_metric(metric, changed, model.config.vocab_size)
     edges = [checked_edge(edge, transformer_config(model)) for edge in edges]
     weights = variables["params"]
-    clean_metric, corrupted_metric, streams = both_runs(model, weights, read, changed, metric)
+    hooks = Hooks(("block.input", "attention.heads"))
+    clean_metric, of_clean = measure(model, weights, read, metric, hooks)
+    base, of_corrupted = measure(model, weights, changed, metric, hooks)
+    differences = of_clean["attention.heads"] - of_corrupted["attention.heads"]
+    state = EdgeState(weights, changed, metric, of_corrupted["block.input"], differences)
     effects, done = np.zeros(len(edges), np.float32), 0
     for name in INPUTS:
         chosen = np.array([i for i, edge in enumerate(edges) if edge.receiver_input == name], int)
@@ -144,86 +152,57 @@ def patch_edges(
             some = chosen[first : first + chunk]
             numbers = np.array([edges[i][:4] for i in some], np.int32)
             numbers = np.pad(numbers, ((0, chunk - len(some)), (0, 0)), mode="edge")
-            state = (weights, changed, streams, metric)
-            effects[some] = edge_metrics(model, name, state, numbers)[: len(some)]
+            effects[some] = run_edges(model, name, state, numbers)[: len(some)]
             done += len(some)
             if on_progress is not None:
                 on_progress(done, len(edges))
-    effects -= np.float32(corrupted_metric)
-    return EdgeSweep(effects, float(clean_metric), float(corrupted_metric))
-
-
-@partial(jax.jit, static_argnames="model")
-def both_runs(
-    model: LanguageModel, weights: Weights, clean: Inputs, corrupted: Inputs, metric: Metric
-) -> tuple[Float[Array, ""], Float[Array, ""], Streams]:
-    """Returns (metric of the clean run, metric of the corrupted run, captured values)."""
-    hooks = Hooks(("block.input", "attention.heads"))
-    first, of_clean = metric_of(model, weights, clean, metric, hooks)
-    second, of_corrupted = metric_of(model, weights, corrupted, metric, hooks)
-    heads = of_clean["attention.heads"], of_corrupted["attention.heads"]
-    return first, second, Streams(of_corrupted["block.input"], *heads)
+    return EdgeSweep(effects - np.float32(base), float(clean_metric), float(base))
 
 
 @partial(jax.jit, static_argnames=("model", "name"))
-def edge_metrics(
-    model: LanguageModel,
-    name: str,
-    state: tuple[Weights, Inputs, Streams, Any],
-    edges: Int[Array, "edges 4"],
+def run_edges(
+    model: LanguageModel, name: str, state: EdgeState, edges: Int[Array, "edges 4"]
 ) -> Float[Array, " edges"]:
     """Computes the metric with each edge patched; all edges lead to the input `name`."""
-    weights, inputs, streams, metric = state
 
     def patched(edge: Int[Array, "4"]) -> Float[Array, ""]:
         sender_layer, sender_head, layer, head = edge
-        residual = streams.residual[layer]
-        residual += head_difference(model, weights, streams, sender_layer, sender_head)
-        value = receiver_input(model, weights, inputs, layer, name, residual)
+        residual = state.residual[layer] + sent(model, state, sender_layer, sender_head)
+        value = receiver_input(model, state, layer, name, residual)
         here = is_at(layer, model.config.num_layers)[:, None, None, None, None]
         where = here & is_at(head, value.shape[-3])[:, None, None]
         hooks = Hooks(patch={f"attention.{name}": Patch(where, value[None])})
-        return metric_of(model, weights, inputs, metric, hooks)[0]
+        return metric_of(model, state.weights, state.inputs, state.metric, hooks)[0]
 
     return jax.vmap(patched)(jnp.asarray(edges))
 
 
-def head_difference(
-    model: LanguageModel,
-    weights: Weights,
-    streams: Streams,
-    layer: Int[Array, ""],
-    head: Int[Array, ""],
+def sent(
+    model: LanguageModel, state: EdgeState, layer: Int[Array, ""], head: Int[Array, ""]
 ) -> Float[Array, "batch length dim"]:
     """Computes W_O^h (z_clean − z_corrupted), the difference that one head makes."""
-    output = weights_of_layer(weights, layer)["attention"]["output"]
+    output = weights_of_layer(state.weights, layer)["attention"]["output"]
     mine = is_at(head, transformer_config(model).num_heads)[:, None, None]
-    clean, corrupted = (
-        linear(output, merge_heads(jnp.where(mine, heads[layer], 0)))
-        for heads in (streams.clean_heads, streams.corrupted_heads)
-    )
-    return clean - corrupted  # the bias cancels
+    difference = merge_heads(jnp.where(mine, state.differences[layer], 0))
+    return linear({"kernel": output["kernel"]}, difference)  # the bias cancels
 
 
 def receiver_input(
     model: LanguageModel,
-    weights: Weights,
-    inputs: Inputs,
+    state: EdgeState,
     layer: Int[Array, ""],
     name: str,
     residual: Float[Array, "batch length dim"],
 ) -> Float[Array, "batch heads length d"]:
     """Computes the queries, keys or values of a layer from its input."""
-    tokens = Tokens.of_sequences(inputs, model.run())
+    stack = model.architecture.stack
+    tokens = Tokens.of_sequences(state.inputs, model.run())
+    tokens = in_pass(stack.sublayers, tokens, state.weights)
 
     def run(layer: Layer, block: Weights, x: Float[Array, "batch length dim"]) -> Array:
-        attention = attention_of(layer)
-        normed = layer[0].input_of(attention, block, x)
-        context = attention.context(tokens, weights)
-        return attention.project(block["attention"], normed, context)[INPUTS.index(name)]
+        return project(layer, tokens, block, x)[INPUTS.index(name)]
 
-    stack = stack_of_model(model)
-    return by_layer(stack, run, layer, weights_of_layer(weights, layer), residual)
+    return by_layer(stack, state.weights, run, layer, residual)
 
 
 def check_is_sum(model: LanguageModel) -> None:

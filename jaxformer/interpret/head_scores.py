@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.functional.arguments import whole_number
+from jaxformer.functional.arguments import checks_arguments
 from jaxformer.functional.positions import DocumentCursor, document_positions
+from jaxformer.models.config.check import whole_number
 
 
 class ScoreSettings(NamedTuple):
@@ -100,6 +101,15 @@ class ScoreSums(NamedTuple):
         return jnp.where(count > 0, self.total / jnp.maximum(count, 1), jnp.nan)
 
 
+def check_scored(weights: Any, settings: ScoreSettings = ScoreSettings(), **_: Any) -> None:  # noqa: B008 (immutable)
+    """Raises ValueError unless there is a token to score and the settings are accepted."""
+    if not np.size(weights):
+        raise ValueError(f"weights are {np.shape(weights)}; there must be at least one token")
+    check_settings(settings)
+
+
+@checks_arguments(check_scored)
+@partial(jax.jit, static_argnames="settings")
 def head_scores(
     weights: Float[Array, "layers batch heads length length"],
     tokens: Int[Array, "batch length"],
@@ -117,12 +127,11 @@ def head_scores(
     Raises:
         ValueError: a shape does not fit, there are no tokens, or a setting is not accepted.
     """
-    check_settings(settings)
-    check_weights("weights", weights, tokens, ("tokens", tokens))
-    check_segments("segments", segments, ("tokens", tokens))
-    return HeadScores(*_means(jnp.asarray(weights), jnp.asarray(tokens), segments, settings))
+    return HeadScores(*score_sums(weights, tokens, segments, settings).mean())
 
 
+@checks_arguments(check_scored)
+@jax.jit
 def cross_scores(
     weights: Float[Array, "layers batch heads length source"],
     segments: Int[Array, "batch length"] | None = None,
@@ -139,14 +148,7 @@ def cross_scores(
     Raises:
         ValueError: a shape does not fit, or there are no tokens.
     """
-    if np.ndim(weights) != 5 or not np.size(weights):
-        raise ValueError(
-            f"weights are {np.shape(weights)}; they must be [layers, batch, heads, length, source]"
-        )
-    _, batch, _, length, source = np.shape(weights)
-    check_segments("segments", segments, ("queries of weights", np.empty((batch, length))))
-    check_segments("source_segments", source_segments, ("keys", np.empty((batch, source))))
-    return CrossScores(*_cross_means(jnp.asarray(weights), segments, source_segments))
+    return CrossScores(*cross_score_sums(weights, segments, source_segments).mean())
 
 
 def score_sums(
@@ -196,55 +198,9 @@ def cross_score_sums(
 
 def check_settings(settings: ScoreSettings) -> None:
     """Raises ValueError unless the window is a positive whole number and delimiters are ids."""
-    try:
-        whole_number("window", settings.window, 1)
-        for token in settings.delimiters:
-            whole_number("delimiters", token, 0)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
-
-
-def check_weights(name: str, weights: Any, tokens: Any, of: tuple[str, Any]) -> None:
-    """Raises ValueError unless attention weights fit int tokens [batch, length]."""
-    if np.ndim(tokens) != 2 or not np.size(tokens):
-        raise ValueError(
-            f"{of[0]} are {np.shape(tokens)}; they must be int [batch, length] with at least one "
-            "token"
-        )
-    if not jnp.issubdtype(jnp.result_type(tokens), jnp.integer):
-        raise ValueError(f"{of[0]} are {jnp.result_type(tokens)}; scores need the ids of tokens")
-    batch, length = np.shape(tokens)
-    shape = np.shape(weights)
-    if len(shape) != 5 or (shape[1], *shape[3:]) != (batch, length, length):
-        raise ValueError(
-            f"{name} are {shape}; for {of[0]} {(batch, length)} they must be [layers, {batch}, "
-            f"heads, {length}, {length}]"
-        )
-
-
-def check_segments(name: str, segments: Any, of: tuple[str, Any]) -> None:
-    """Raises ValueError unless segments are None or have the shape of the tokens."""
-    if segments is not None and np.shape(segments) != np.shape(of[1]):
-        raise ValueError(f"{name} are {np.shape(segments)}; {of[0]} are {np.shape(of[1])}")
-
-
-@partial(jax.jit, static_argnums=3)
-def _means(
-    weights: Float[Array, "layers batch heads length length"],
-    tokens: Int[Array, "batch length"],
-    segments: Int[Array, "batch length"] | None,
-    settings: ScoreSettings,
-) -> Float[Array, "scores layers heads"]:
-    return score_sums(weights, tokens, segments, settings).mean()
-
-
-@jax.jit
-def _cross_means(
-    weights: Float[Array, "layers batch heads length source"],
-    segments: Int[Array, "batch length"] | None,
-    source_segments: Int[Array, "batch source"] | None,
-) -> Float[Array, "scores layers heads"]:
-    return cross_score_sums(weights, segments, source_segments).mean()
+    whole_number("window", settings.window, 1)
+    for token in settings.delimiters:
+        whole_number("delimiters", token, 0)
 
 
 def _documents(

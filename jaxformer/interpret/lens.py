@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import Weights
-from jaxformer.interpret.inputs import read_inputs
+from jaxformer.interpret.texts import read_inputs
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
 

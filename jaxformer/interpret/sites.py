@@ -66,14 +66,12 @@ class Grid:
 
     def where(self, site: Site) -> Bool[Array, "..."]:
         """Returns the entries of the point's value that belong to one site, for `Patch.where`."""
-        layers = (self.shape[0],) if self.has_layers else ()
-        heads = (self.shape[-3],) if self.has_heads else ()
         where = is_at(site.position, self.shape[-2])[:, None]
         if self.has_heads:
-            where = is_at(site.head, *heads)[:, None, None] & where
+            where = is_at(site.head, self.shape[-3])[:, None, None] & where
         where = where[None]  # the batch
         if self.has_layers:
-            where = is_at(site.layer, *layers).reshape(-1, *[1] * where.ndim) & where
+            where = is_at(site.layer, self.shape[0]).reshape(-1, *[1] * where.ndim) & where
         return where
 
 
@@ -99,6 +97,9 @@ def metric_of(
     passed = model.forward(weights, inputs, hooks=hooks)
     hidden = jax.lax.dynamic_slice_in_dim(passed.hidden, metric.position, 1, axis=1)
     return metric(model.logits(weights, hidden)[:, 0]), passed.captured
+
+
+measure = jax.jit(metric_of, static_argnames="model")
 
 
 def checked_pair(clean: Any, corrupted: Any, config: ModelConfig) -> tuple[Inputs, Inputs]:
@@ -162,16 +163,14 @@ def checked_grid(
     shape = jax.eval_shape(capture, weights, inputs).shape
     has_layers = point in model.layer_points
     has_heads = len(shape) - has_layers == 4
-    present = {"layer": has_layers, "head": has_heads, "position": True}
-    if axes is None:
-        axes = AXES
-        chosen = tuple(name for name in AXES if present[name])
-    else:
-        chosen = tuple(name for name in AXES if name in axes)
-    accepted = [name for name in AXES if present[name]]
-    if set(axes) - set(AXES) or set(chosen) - set(accepted):
+    present = zip(AXES, (has_layers, has_heads, True), strict=True)
+    accepted = [name for name, is_present in present if is_present]
+    axes = accepted if axes is None else axes if isinstance(axes, str) else tuple(axes)
+    if not set(axes) <= set(accepted):
         raise ValueError(
             f"axes are {axes!r}; for the point {point!r} they must be a tuple with names from "
             f"{', '.join(accepted)}"
         )
-    return Grid(point, chosen, shape, has_layers, has_heads)
+    return Grid(
+        point, tuple(name for name in accepted if name in axes), shape, has_layers, has_heads
+    )

@@ -4,6 +4,19 @@ A sweep runs a model on a corrupted text once for each site, with the value at t
 its value on a clean text. The change of a metric says how much the site carries of the difference
 between the two texts.
 
+Patching layer l at position p changes no value of layers < l or of positions < p. The runs of a
+causal Transformer therefore start at the site, and take the other values from the corrupted run.
+Within layer l, a point behind the attention changes only the output at p. A run computes
+
+1. one token in layer l,
+2. the tokens from a position s ≤ p on in the layers after l, over the corrupted keys and values of
+   earlier tokens,
+3. in the last layer, keys and values of these tokens, and all else only for the token that the
+   metric reads.
+
+s is a multiple of a step, so that there are few shapes to compile. Layers are a loop whose first
+layer is known only at run time, so all layers share a program.
+
 Reference:
     Vig et al. 2020; Meng et al. 2022, "Locating and Editing Factual Associations in GPT";
     Heimersheim and Nanda 2024, "How to use and interpret activation patching".
@@ -16,27 +29,45 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
+from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.cache.slots import Slots
+from jaxformer.functional.cache.table import SlotView
 from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.layers.layer import Layer, LayerInputs, run_layer
+from jaxformer.functional.layers.sublayer import in_pass
 from jaxformer.functional.taps import Hooks, Patch
+from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
+from jaxformer.interpret.layers import (
+    attention_of,
+    by_layer,
+    mixed_layers,
+    project,
+)
 from jaxformer.interpret.metrics import Metric, checked_metric
-from jaxformer.interpret.resumed import can_resume, resumed_effects
 from jaxformer.interpret.sites import (
     Grid,
     Site,
     checked_grid,
     checked_pair,
+    is_at,
+    measure,
     metric_of,
     pad_sites,
 )
+from jaxformer.models.autoregressive import unsupported_reason
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel, Variables
 
 OnProgress = Callable[[int, int], Any]
 _CHUNKS_PER_CALL = 8  # between two reports of progress
+_MOST_STARTS = 8  # each start is a program to compile
+_RESUMED_POINTS = ("block.input", "attention.heads", "attention.output", "block.middle")
+_RESUMED_POINTS += ("feedforward.hidden", "feedforward.output", "block.output")
 
 
 class Sweep(NamedTuple):
@@ -59,6 +90,26 @@ class Sweep(NamedTuple):
     def recovered(self) -> Float[np.ndarray, "..."]:
         """The effects as shares of clean − corrupted: 1 where a site restores the clean value."""
         return self.effects / (self.clean - self.corrupted)
+
+
+class SweepState(NamedTuple):
+    """What all runs of a sweep read.
+
+    Attributes:
+        weights: the model's parameters.
+        inputs: the corrupted text.
+        metric: the metric.
+        value: the value at the point on the clean text.
+        base: the metric of the corrupted run.
+        corrupted: values of the corrupted run, by point; the layers are the first axis.
+    """
+
+    weights: Weights
+    inputs: Inputs
+    metric: Metric
+    value: Shaped[Array, "..."]
+    base: Float[Array, ""]
+    corrupted: dict[str, Array]
 
 
 def patch_sweep(
@@ -98,39 +149,22 @@ def patch_sweep(
     """
     model.check(variables)
     chunk = whole_number("chunk", chunk, 1)
-    axes = axes if axes is None or isinstance(axes, str) else tuple(axes)
     read, changed = checked_pair(clean, corrupted, model.config)
     metric = checked_metric(metric, changed, model.config.vocab_size)
     weights = variables["params"]
     grid = checked_grid(model, point, axes, weights, changed)
-    clean_metric, value = capture(model, weights, read, metric, point)
-    corrupted_metric, _ = capture(model, weights, changed, metric, None)
-    report = on_progress or (lambda done, total: None)
-    measure = resumed_effects if can_resume(model, changed, grid) else whole_effects
-    metrics = measure(model, weights, changed, metric, grid, value, chunk, report)
-    effects = metrics - np.float32(corrupted_metric)
-    return Sweep(effects, float(clean_metric), float(corrupted_metric), grid.axes)
+    resumes = can_resume(model, changed, grid)
+    names = dict.fromkeys((*_RESUMED_VALUES, point)) if resumes else ()
+    clean_metric, captured = measure(model, weights, read, metric, Hooks((point,)))
+    base, values = measure(model, weights, changed, metric, Hooks(tuple(names)))
+    state = SweepState(weights, changed, metric, captured[point], base, values)
+    run = resumed_metrics if resumes else whole_metrics
+    metrics = run(model, grid, state, chunk, on_progress or (lambda done, total: None))
+    return Sweep(metrics - np.float32(base), float(clean_metric), float(base), grid.axes)
 
 
-@partial(jax.jit, static_argnames=("model", "point"))
-def capture(
-    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Metric, point: str | None
-) -> tuple[Float[Array, ""], Shaped[Array, "..."] | None]:
-    """Returns (the metric, the value at the point), or None as value if there is no point."""
-    hooks = Hooks(() if point is None else (point,))
-    measured, captured = metric_of(model, weights, inputs, metric, hooks)
-    return measured, None if point is None else captured[point]
-
-
-def whole_effects(
-    model: LanguageModel,
-    weights: Weights,
-    inputs: Inputs,
-    metric: Metric,
-    grid: Grid,
-    value: Shaped[Array, "..."],
-    chunk: int,
-    report: OnProgress,
+def whole_metrics(
+    model: LanguageModel, grid: Grid, state: SweepState, chunk: int, report: OnProgress
 ) -> Float[np.ndarray, "..."]:
     """Returns the metric for every site, by passes of the whole model."""
     sites = grid.sites()
@@ -140,27 +174,176 @@ def whole_effects(
     padded = pad_sites(sites, size)
     for first in range(0, total, size):
         some = Site(*(x[first : first + size] for x in padded))
-        part = patched_metrics(model, weights, inputs, metric, grid, value, some, chunk)
-        found.append(np.asarray(part))
+        found.append(np.asarray(run_whole(model, grid, state, some, chunk)))
         report(min(first + size, total), total)
     return np.concatenate(found)[:total].reshape(grid.sizes)
 
 
 @partial(jax.jit, static_argnames=("model", "grid", "chunk"))
-def patched_metrics(
+def run_whole(
+    model: LanguageModel, grid: Grid, state: SweepState, sites: Site, chunk: int
+) -> Float[Array, " sites"]:
+    """Computes the metric of the inputs with each site replaced by its part of the clean value."""
+
+    def patched(site: Site) -> Float[Array, ""]:
+        hooks = Hooks(patch={grid.point: Patch(grid.where(site), state.value)})
+        return metric_of(model, state.weights, state.inputs, state.metric, hooks)[0]
+
+    return jax.lax.map(patched, jax.tree.map(jnp.asarray, sites), batch_size=chunk)
+
+
+# ---- runs that start at the site
+
+_RESUMED_VALUES = ("block.input", "block.output", "attention.key", "attention.value")
+_RESUMED_VALUES += ("attention.heads",)
+
+
+def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
+    """Returns whether the runs of the sweep can start at the site."""
+    return (
+        type(model) is Decoder
+        and model.layers is None
+        and mixed_layers(model) is None
+        and "attention.heads" in model.layer_points
+        and unsupported_reason(model) is None
+        and model.minimum_prefill == 1
+        and inputs.segments is None
+        and grid.point in _RESUMED_POINTS
+        and {"layer", "position"} <= set(grid.axes)
+    )
+
+
+def resumed_metrics(
+    model: LanguageModel, grid: Grid, state: SweepState, chunk: int, report: OnProgress
+) -> Float[np.ndarray, "..."]:
+    """Returns the metric for every site, by passes that start at the site."""
+    length, num_layers = state.metric.position + 1, grid.shape[0]
+    metrics = np.full(grid.sizes, state.base, np.float32)
+    by_layer = np.moveaxis(metrics, -1, 1)  # [layers, positions, *heads]
+    step = -(-length // _MOST_STARTS)
+    heads = range(grid.shape[-3]) if "head" in grid.axes else (-1,)
+    calls = [(layer, start) for start in range(0, length, step) for layer in range(num_layers)]
+    for done, (layer, start) in enumerate(calls, 1):
+        positions = range(start, min(start + step, length))
+        at = np.array([(layer, h, p) for p in positions for h in heads], np.int32)
+        size = min(chunk, len(at))
+        sites = pad_sites(Site(*at.T), size)
+        found = run_resumed(model, grid, (start, length), state, np.int32(layer), sites, size)
+        found = np.asarray(found)[: len(at)].reshape(len(positions), *by_layer.shape[2:])
+        by_layer[layer, positions.start : positions.stop] = found
+        report(done * metrics.size // len(calls), metrics.size)
+    return metrics
+
+
+@partial(jax.jit, static_argnames=("model", "grid", "span", "chunk"))
+def run_resumed(
     model: LanguageModel,
-    weights: Weights,
-    inputs: Inputs,
-    metric: Metric,
     grid: Grid,
-    value: Shaped[Array, "..."],
+    span: tuple[int, int],
+    state: SweepState,
+    layer: Int[Array, ""],
     sites: Site,
     chunk: int,
 ) -> Float[Array, " sites"]:
-    """Computes the metric of the inputs with each site replaced by its part of `value`."""
+    """Computes the metric for sites of one layer.
+
+    Args:
+        model: the model.
+        grid: all sites.
+        span: the first token that is computed, and the number of tokens up to the one that the
+            metric reads.
+        state: what all runs read.
+        layer: index of the layer.
+        sites: sites of the layer, at positions from the first computed token on.
+        chunk: the most runs that are computed together.
+    """
+    first = layer if grid.point == "block.input" else layer + 1
 
     def patched(site: Site) -> Float[Array, ""]:
-        hooks = Hooks(patch={grid.point: Patch(grid.where(site), value)})
-        return metric_of(model, weights, inputs, metric, hooks)[0]
+        token = patched_token(model, grid, state, layer, site)
+        hidden = remaining_layers(model, span, state, first, (site.position, token))
+        hidden = model.architecture.finish(state.weights, hidden)
+        return state.metric(model.logits(state.weights, hidden)[:, 0])
 
     return jax.lax.map(patched, jax.tree.map(jnp.asarray, sites), batch_size=chunk)
+
+
+def patched_token(
+    model: LanguageModel, grid: Grid, state: SweepState, layer: Int[Array, ""], site: Site
+) -> Float[Array, "batch 1 dim"]:
+    """Computes the patched layer's output at the site; for "block.input", the patched input.
+
+    The attention of the corrupted run is inserted, so that no other token is computed.
+    """
+    stack, weights, corrupted = model.architecture.stack, state.weights, state.corrupted
+
+    def at_site(x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jax.lax.dynamic_slice_in_dim(x[layer], site.position, 1, axis=-2)
+
+    where = is_at(site.head, grid.shape[-3])[:, None, None] if grid.has_heads else True
+    new = jnp.where(where, at_site(state.value), at_site(corrupted[grid.point]))
+    if grid.point == "block.input":
+        return new
+    replaced = {"attention.heads": at_site(corrupted["attention.heads"]), grid.point: new}
+    hooks = Hooks(patch={name: Patch(True, x) for name, x in replaced.items()})
+    alone = in_pass(stack.sublayers, Tokens(TokenInfo(1), model.run()), weights)
+
+    def run(layer: Layer, block: Weights, x: Float[Array, "batch 1 dim"]) -> Array:
+        return run_layer(layer, alone, block, x, LayerInputs(hooks=hooks)).x
+
+    inputs = at_site(corrupted["block.input"])
+    return by_layer(stack, weights, run, layer, inputs)
+
+
+def remaining_layers(
+    model: LanguageModel,
+    span: tuple[int, int],
+    state: SweepState,
+    first: Int[Array, ""],
+    patched: tuple[Int[Array | np.ndarray, ""], Float[Array, "batch 1 dim"]],
+) -> Float[Array, "batch 1 dim"]:
+    """Computes the last layer's output at the last token, by the layers from `first` on.
+
+    Args:
+        model: the model.
+        span: see `run_resumed`.
+        state: what all runs read.
+        first: index of the first layer to run; `num_layers` if the last layer is patched.
+        patched: position and value of the token that replaces the corrupted one in its input.
+    """
+    (start, length), (position, token) = span, patched
+    stack, corrupted = model.architecture.stack, state.corrupted
+    num_layers = len(stack.layers)
+
+    def tokens_from(begin: int) -> Tokens:
+        """Returns the pass over the tokens from `begin` on, which see the whole row."""
+        new = TokenInfo(length - begin, jnp.arange(begin, length, dtype=jnp.int32))
+        row = SlotView(TokenInfo(length), jnp.int32(begin))
+        return in_pass(stack.sublayers, Tokens(new, model.run(), {None: row}), state.weights)
+
+    tokens, last_token = tokens_from(start), tokens_from(length - 1)
+
+    def over(slots: Slots) -> LayerInputs:
+        return LayerInputs(states={"attention": slots})
+
+    def all_tokens(layer: Layer, block: Weights, x: Array, slots: Slots) -> Array:
+        return run_layer(layer, tokens, block, x, over(slots)).x
+
+    def only_last(layer: Layer, block: Weights, x: Array, slots: Slots) -> Array:
+        _, key, value = project(layer, tokens, block, x)
+        _, slots = tokens.contexts[attention_of(layer)].store(key, value, slots)
+        return run_layer(layer, last_token, block, x[:, -1:], over(slots)).x
+
+    def run(function: Callable[..., Array], index: Any, x: Array) -> Array:
+        names = ("attention.key", "attention.value")
+        keys, values = (corrupted[name][index, :, :, :length] for name in names)
+        slots = Slots(keys, values)
+        return by_layer(stack, state.weights, function, index, x, slots)
+
+    x = jnp.where(
+        first < num_layers, corrupted["block.input"][first], corrupted["block.output"][-1]
+    )
+    x = jax.lax.dynamic_update_slice_in_dim(x[:, start:length], token, position - start, axis=1)
+    x = jax.lax.fori_loop(first, num_layers - 1, partial(run, all_tokens), x)
+    last = partial(run, only_last, num_layers - 1)
+    return jax.lax.cond(first < num_layers, last, lambda x: x[:, -1:], x)

@@ -1,4 +1,4 @@
-"""The texts on which heads are measured, and checks that a model has heads to measure."""
+"""The texts that a model reads: checked inputs, and batches on which heads are measured."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,18 +7,69 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, Int
 
-from jaxformer.functional.arguments import whole_number
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses.cross_entropy import check_targets
 from jaxformer.functional.positions import DocumentCursor, document_positions
-from jaxformer.interpret.layers import layers_with, transformer_config
 from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_inputs
-from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.config.check import whole_number
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import Batch
 
-ATTENTIONS = ("attention", "cross_attention", "encoder.attention")
+
+def read_inputs(
+    model: LanguageModel, variables: Variables, tokens: Any, source: Any = None
+) -> Inputs:
+    """Returns the inputs of a pass over complete sequences, after all checks.
+
+    Args:
+        model: any model.
+        variables: its variables.
+        tokens: ids, int [batch, length].
+        source: for a model that reads one, rows of ids of any lengths, or int [batch, source].
+
+    Raises:
+        ValueError: an argument is not accepted.
+    """
+    model.check(variables)
+    read = model.read_source(source) or Inputs(None)
+    tokens = as_array("tokens", tokens)
+    if tokens.ndim == 2 and not tokens.shape[1]:
+        raise ValueError(f"tokens are {tokens.shape}; each text needs at least one token")
+    inputs = Inputs(tokens, source=read.tokens, source_segments=read.segments)
+    return checked_inputs(inputs, model.config)
+
+
+def read_logits(
+    model: LanguageModel, variables: Variables, tokens: Any, target: Any, position: int, source: Any
+) -> tuple[Inputs, Int[Array, " batch"], int]:
+    """Returns the inputs of a pass, and which logit of each text to explain, after all checks.
+
+    Args:
+        model: any model.
+        variables: its variables.
+        tokens: ids, int [batch, length].
+        target: one id for each text: the token of the logit.
+        position: the position that predicts it; negative: counted from the end.
+        source: for a model that reads one, the sources.
+
+    Returns:
+        (inputs, target, position counted from the beginning).
+
+    Raises:
+        ValueError: an argument is not accepted.
+    """
+    inputs = read_inputs(model, variables, tokens, source)
+    batch_size, length = inputs.tokens.shape[:2]
+    target, vocab_size = jnp.asarray(as_array("target", target)), model.config.vocab_size
+    if target.shape != (batch_size,):
+        raise ValueError(f"target is {target.shape}; it must be ({batch_size},), one id per text")
+    if (target < 0).any() or (target >= vocab_size).any():
+        raise ValueError(f"target is {target}; ids are 0 … {vocab_size - 1}")
+    if whole_number("position", position, -length) >= length:
+        raise ValueError(f"position is {position}; the texts have {length} tokens")
+    return inputs, target, position % length
 
 
 def next_token_batch(
@@ -50,7 +101,7 @@ def next_token_batch(
     tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
     check_tokens(tokens, model.config, segments)
     check_rows("tokens", tokens)
-    read = model.read_source(source)
+    read = model.read_source(source) or Inputs(None)
     rows = jnp.ones(tokens.shape, jnp.int32) if segments is None else jnp.asarray(segments)
     documents, positions, _ = document_positions(rows, DocumentCursor.begin(len(rows)))
     length = rows.shape[1]
@@ -62,14 +113,13 @@ def next_token_batch(
     # The first token of a document has position 0, which no model predicts.
     predicted = jnp.take_along_axis(positions, index, axis=1) >= model.minimum_prefill
     counts = (documents != 0) & (following < length) & predicted
-    batch = Batch(
+    return Batch(
         jnp.asarray(tokens),
         jnp.take_along_axis(jnp.asarray(tokens), index, axis=1),
         counts.astype(jnp.float32),
         None if segments is None else rows,
-    )
-    return (
-        batch if read is None else batch._replace(source=read.tokens, source_segments=read.segments)
+        read.tokens,
+        read.segments,
     )
 
 
@@ -89,49 +139,7 @@ def repeated_batch(vocab_size: int, length: int, num_rows: int, seed: int = 0) -
     tokens = np.tile(random, 2).astype(np.int32)
     weights = np.zeros(tokens.shape, np.float32)
     weights[:, half:-1] = 1.0
-    return Batch(
-        jnp.asarray(tokens), jnp.roll(jnp.asarray(tokens), -1, axis=1), jnp.asarray(weights)
-    )
-
-
-def check_heads(model: LanguageModel, attention: str) -> None:
-    """Raises ValueError unless the model has heads of this attention in every layer.
-
-    Args:
-        model: any model.
-        attention: one of `ATTENTIONS`.
-    """
-    if attention not in ATTENTIONS:
-        raise ValueError(f"attention is {attention!r}; it must be one of {', '.join(ATTENTIONS)}")
-    has_heads = isinstance(model, LanguageModel) and model.config.heads
-    points = model.layer_points if has_heads else ()
-    if f"{attention}.weights" in points:
-        there, num_layers = (
-            layers_with(model, f"{attention}.weights"),
-            heads_shape(model, attention)[0],
-        )
-        if lacking := sorted(set(range(num_layers)) - set(there)):
-            raise ValueError(
-                f"layer {lacking[0]} of the model has no {attention}; heads are measured in models "
-                "in which every layer has it"
-            )
-        return
-    there = [name for name in ATTENTIONS if f"{name}.weights" in points]
-    accepted = (
-        f"its attention is {' or '.join(there)}"
-        if there
-        else "accepted are Transformers: Decoder, Encoder and EncoderDecoder"
-    )
-    raise ValueError(
-        f"model is a {type(model).__name__}, which has no heads of {attention!r}; {accepted}"
-    )
-
-
-def heads_shape(model: LanguageModel, attention: str) -> tuple[int, int]:
-    """Returns (number of layers, number of heads)."""
-    in_encoder = attention.startswith("encoder.")
-    config = transformer_config(model).stacks["encoder/" if in_encoder else ""]
-    return config.num_layers, config.heads[0]
+    return Batch(*map(jnp.asarray, (tokens, np.roll(tokens, -1, axis=1), weights)))
 
 
 def checked_batch(model: LanguageModel, batch: Batch) -> Batch:
@@ -141,8 +149,7 @@ def checked_batch(model: LanguageModel, batch: Batch) -> Batch:
         ValueError: an array is not accepted, there are no tokens or fewer than two rows, or a row
             has no target that counts.
     """
-    given = Inputs(batch.inputs, batch.segments, None, batch.source, batch.source_segments)
-    inputs = checked_inputs(given, model.config)
+    inputs = checked_inputs(inputs_of(batch), model.config)
     targets = as_array("targets", batch.targets)
     check_rows("inputs", inputs.tokens)
     rows, length = inputs.tokens.shape

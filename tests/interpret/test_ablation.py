@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.functional.losses.cross_entropy import token_losses
 from jaxformer.interpret.ablation import ablate_heads, ablate_sets, head_sets
-from jaxformer.interpret.texts import ATTENTIONS, next_token_batch, repeated_batch
+from jaxformer.interpret.layers import ATTENTIONS
+from jaxformer.interpret.texts import next_token_batch, repeated_batch
 from jaxformer.training.batch import Batch
 from tests.errors import error_of
 from tests.properties import tiny
@@ -207,7 +208,7 @@ WRONG = {
     "attention is 'self'; it must be one of attention, cross_attention, encoder.attention": (
         lambda _: {"attention": "self"}
     ),
-    "rows_at_once is 0; it must be at least 1": lambda _: {"rows_at_once": 0},
+    "rows_at_once is 0; it must be a whole number of at least 1": lambda _: {"rows_at_once": 0},
     "sets are bool (1, 3, 4); they must be bool [sets, 2, 4]": (
         lambda _: {"sets": np.zeros((1, 3, 4), bool)}
     ),

@@ -11,9 +11,14 @@ from jaxformer.artifacts.checkpoint import CheckpointWriter
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.interpret import atlas
 from jaxformer.interpret.ablation import ablate_heads
-from jaxformer.interpret.atlas import AtlasSettings, HeadAtlas, atlas_over_checkpoints, head_atlas
+from jaxformer.interpret.atlas import (
+    AtlasSettings,
+    HeadAtlas,
+    atlas_over_checkpoints,
+    head_atlas,
+    read_checkpoints,
+)
 from jaxformer.interpret.head_scores import ScoreSettings, cross_scores, head_scores
-from jaxformer.interpret.history import read_checkpoints
 from jaxformer.interpret.pictures import atlas_figure, history_figure
 from jaxformer.interpret.texts import next_token_batch
 from jaxformer.training.batch import Batch

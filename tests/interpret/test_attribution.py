@@ -70,17 +70,17 @@ def test_a_head_of_the_last_layers_adds_what_its_output_weights_add(tokens, seed
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_norm_of_fixed_size_is_the_norm_at_its_own_size(norm):
+def test_a_norm_of_fixed_size_is_the_norm_and_its_derivative_is_linear(norm):
+    """The derivative in the direction x is the norm of x without its bias."""
     x = tiny.embeddings(0, 5, 8)[0] * 3 + 1
     config = jf.DecoderConfig(norm=norm)
     value = norm_of(config.resolved)
     weights = {} if value is None else value.init(8)
     weights = jax.tree.map(lambda w: w + jnp.linspace(-0.5, 0.5, w.size), weights)
     wanted = x if value is None else value(weights, x)
-    np.testing.assert_allclose(_fixed_norm(weights, x, x, config), wanted, rtol=1e-5, atol=1e-6)
-    twice = _fixed_norm(weights, 2 * x, x, config) - _fixed_norm(weights, x, x, config)
-    wanted = _fixed_norm(weights, x, x, config) - _fixed_norm(weights, 0 * x, x, config)
-    np.testing.assert_allclose(twice, wanted, rtol=1e-5, atol=1e-5)
+    found, derivative = jax.jvp(lambda x: _fixed_norm(weights, x, config), (x,), (x,))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(derivative, found - weights.get("bias", 0), rtol=1e-5, atol=1e-5)
 
 
 def test_what_has_no_parts_is_refused():

@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.functional.taps import Patch
-from jaxformer.interpret.gradients import EMBEDDING, SOURCE_EMBEDDING, input_gradients, state_norms
+from jaxformer.interpret.attribution import (
+    EMBEDDING,
+    SOURCE_EMBEDDING,
+    input_gradients,
+    state_norms,
+)
 from tests.errors import error_of
 from tests.properties import tiny
 from tests.slow import mostly_rare

@@ -180,19 +180,19 @@ def test_monotone_is_one_minus_one_or_zero_for_constructed_alignments():
 
 
 WRONG = {
-    "weights are (2, 2, 3, 12, 12); for tokens (2, 5) they must be [layers, 2, heads, 5, 5]": (
+    "tokens is int64 [2, 5]; it must be int [batch, length], with weights float32 [2, 2, 3, 12": (
         (draw_weights(0), np.zeros((2, 5), int))
     ),
-    "tokens are (2, 0); they must be int [batch, length] with at least one token": (
+    "weights are (2, 2, 3, 0, 0); there must be at least one token": (
         (draw_weights(0)[..., :0, :0], np.zeros((2, 0), int))
     ),
-    "tokens are float32; scores need the ids of tokens": (
+    "tokens is float32 [2, 12]; it must be int [batch, length]": (
         (draw_weights(0), np.zeros((2, LENGTH), np.float32))
     ),
-    "segments are (2, 3); tokens are (2, 12)": (
+    "segments is int64 [2, 3]; it must be int [batch, length]": (
         (draw_weights(0), np.zeros((2, LENGTH), int), np.ones((2, 3), int))
     ),
-    "window is 0; it must be at least 1": (
+    "window is 0; it must be a whole number of at least 1": (
         (draw_weights(0), np.zeros((2, LENGTH), int), None, ScoreSettings(window=0))
     ),
     "delimiters is 'a'; it must be a whole number of at least 0": (
@@ -208,11 +208,11 @@ def test_wrong_arguments_are_named(message):
 
 def test_wrong_arguments_of_cross_scores_are_named():
     weights = draw_weights(0, SOURCE)
-    assert "they must be [layers, batch, heads, length, source]" in error_of(
+    assert "it must be float [layers, batch, heads, length, source]" in error_of(
         cross_scores, weights[0]
     )
     wrong = np.ones((2, 3), int)
-    assert "segments are (2, 3)" in error_of(cross_scores, weights, wrong)
-    assert "source_segments are (2, 3); keys are (2, 7)" in error_of(
+    assert "segments is int64 [2, 3]" in error_of(cross_scores, weights, wrong)
+    assert "source_segments is int64 [2, 3]; it must be int [batch, source]" in error_of(
         cross_scores, weights, None, wrong
     )

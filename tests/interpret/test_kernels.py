@@ -14,10 +14,9 @@ from jaxformer.interpret import explain
 from jaxformer.interpret.ablation import ablate_heads
 from jaxformer.interpret.atlas import head_atlas
 from jaxformer.interpret.attention_maps import attention_maps
-from jaxformer.interpret.attribution import attribute
+from jaxformer.interpret.attribution import attribute, input_gradients, state_norms
 from jaxformer.interpret.edges import HeadEdge, patch_edges
 from jaxformer.interpret.encoded_text import EncodedText
-from jaxformer.interpret.gradients import input_gradients, state_norms
 from jaxformer.interpret.lens import jacobian_lens, logit_lens, train_tuned_lens
 from jaxformer.interpret.metrics import LogitDifference
 from jaxformer.interpret.page_data import dependency_data

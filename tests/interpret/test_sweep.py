@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 import jaxformer as jf
 from jaxformer.functional.inputs import Inputs
-from jaxformer.interpret import resumed
+from jaxformer.interpret import sweep
 from jaxformer.interpret.edges import check_is_sum
 from jaxformer.interpret.metrics import LogitDifference, LogProbability
 from jaxformer.interpret.page_weights import live_reason
@@ -150,13 +150,13 @@ def test_a_sweep_resumes_at_the_site_where_it_can(monkeypatch):
     """Sweeps of points before the attention run the whole model."""
     model, variables, clean, corrupted = setup("decoder", 0)
     grids = []
-    original = resumed.resumed_effects
+    original = sweep.resumed_metrics
 
     def recorded(*arguments):
-        grids.append(arguments[4].point)
+        grids.append(arguments[1].point)
         return original(*arguments)
 
-    monkeypatch.setattr("jaxformer.interpret.sweep.resumed_effects", recorded)
+    monkeypatch.setattr(sweep, "resumed_metrics", recorded)
     for point in ("attention.heads", "attention.query"):
         patch_sweep(model, variables, clean, corrupted, METRIC, point)
     assert grids == ["attention.heads"]
@@ -185,18 +185,18 @@ def test_progress_ends_with_all_sites_and_few_programs_are_compiled():
     """Another metric, other texts and other weights compile nothing."""
     model, variables, clean, corrupted = setup("llama", 0)
     calls = []
-    sizes = resumed.resumed_metrics._cache_size()
+    sizes = sweep.run_resumed._cache_size()
     for metric in (METRIC, LogitDifference((3, 1), 2, -2)):
         patch_sweep(
             model, variables, clean, corrupted, metric, on_progress=lambda *x: calls.append(x)
         )
         if metric is METRIC:
-            added = resumed.resumed_metrics._cache_size() - sizes
+            added = sweep.run_resumed._cache_size() - sizes
     assert calls[-1] == (3 * 4 * LENGTH, 3 * 4 * LENGTH)
     assert [done for done, _ in calls[: len(calls) // 2]] == sorted(
         done for done, _ in calls[: len(calls) // 2]
     )
-    assert resumed.resumed_metrics._cache_size() == sizes + added
+    assert sweep.run_resumed._cache_size() == sizes + added
     assert added <= LENGTH + 1  # one for each start, and one for the last layer
 
 

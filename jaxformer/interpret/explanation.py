@@ -23,15 +23,20 @@ from jaxformer.functional.trees import Weights, stack_trees
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
 from jaxformer.interpret.layers import layers_with, transformer_config
-from jaxformer.interpret.page_arrays import pack, unpack
-from jaxformer.interpret.page_data import captured_data, dependency_data, final_logits
-from jaxformer.interpret.page_file import page_html
-from jaxformer.interpret.page_heads import atlas_data, attribution_data, repeated_atlas
+from jaxformer.interpret.page_data import (
+    atlas_data,
+    attribution_data,
+    captured_data,
+    dependency_data,
+    final_logits,
+    repeated_atlas,
+)
+from jaxformer.interpret.page_file import pack, page_html, unpack
 from jaxformer.interpret.page_weights import (
     live_reason,
     packed_weights,
     page_config,
-    rounded,
+    unpacked_weights,
 )
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.model import ModelConfig
@@ -153,10 +158,11 @@ def _captured(model: LanguageModel, variables: Weights, inputs: EncodedText) -> 
 
 def _live(model: LanguageModel, params: Weights, inputs: EncodedText) -> dict[str, Any]:
     """Returns the weights and the config, and JAX's logits for a comparison on the page."""
-    expected = final_logits(model, rounded(params), inputs)
+    weights = packed_weights(params)
+    expected = final_logits(model, unpacked_weights(weights), inputs)
     return {
         "config": page_config(transformer_config(model), params),
-        "weights": packed_weights(params),
+        "weights": weights,
         "expected": pack(expected, "float32"),
     }
 

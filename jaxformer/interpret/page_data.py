@@ -1,16 +1,20 @@
-"""Data of the page: the values that JAX computes for a text, and the dependency matrix."""
+"""Data of the page: values that JAX computes for a text, the dependency matrix and the heads."""
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from jaxformer.decoding.autoregressive import inspect
-from jaxformer.functional.taps import Patch
+from jaxformer.interpret.atlas import AtlasSettings, HeadAtlas, head_atlas
+from jaxformer.interpret.attribution import attribute, cannot_attribute
 from jaxformer.interpret.encoded_text import EncodedText
 from jaxformer.interpret.layers import layers_with
-from jaxformer.interpret.page_arrays import pack, pack_rows
+from jaxformer.interpret.lens import prediction
+from jaxformer.interpret.page_file import pack, pack_rows
+from jaxformer.interpret.texts import repeated_batch
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
 from jaxformer.verify.comparison import compare
@@ -21,6 +25,7 @@ NUM_LOGITS = 256  # logits of each position
 MOST_POSITIONS = 12  # positions whose vectors are stored
 MOST_WEIGHTS = 8_000_000  # attention weights; beyond that only the mean over the heads is stored
 DEPENDENCY_LENGTH = 16
+_ATLAS_ROWS, _ATLAS_LENGTH = 16, 64  # of the text on which the heads of a page are measured
 
 _ATTENTION = {
     "attention.weights": ("Self-attention", "tokens", "tokens"),
@@ -50,13 +55,12 @@ def captured_data(
             for name, about in _ATTENTION.items()
             if name in captured
         ],
-        "logits": _largest_logits(np.asarray(passed.logits[0], np.float32)),
+        "logits": _largest_logits(passed.logits[0]),
     }
     if "block.output" in captured:
-        stream = [captured["block.input"][:1], captured["block.output"]]
-        stream = np.concatenate([np.asarray(x, np.float32) for x in stream])
-        data["lens"] = _lens(model, variables, inputs, stream)
-        data["vectors"] = _vectors(captured, stream)
+        stream = jnp.concatenate([captured["block.input"][:1], captured["block.output"]])
+        data["lens"] = _lens(model, variables, stream)
+        data["vectors"] = _vectors(captured, np.asarray(stream, np.float32))
     return data
 
 
@@ -78,46 +82,37 @@ def _attention(
     num_heads = rows.shape[1]
     if rows.size > MOST_WEIGHTS:
         rows = rows.mean(axis=1, keepdims=True)
-    about = {"label": label, "queries": queries, "keys": keys, "num_heads": num_heads}
-    about["layers"] = layers
-    return {**about, "weights": pack_rows(rows)}
+    return {
+        "label": label,
+        "queries": queries,
+        "keys": keys,
+        "num_heads": num_heads,
+        "layers": layers,
+        "weights": pack_rows(rows),
+    }
 
 
-def _largest_logits(logits: Float[np.ndarray, "length vocab"]) -> dict[str, Any]:
+def _largest_logits(logits: Float[Array, "length vocab"]) -> dict[str, Any]:
     """Returns the largest logits of each position, and the log-sum-exp of all logits."""
-    num = min(NUM_LOGITS, logits.shape[-1])
-    ids = _largest(logits, num)
+    values, ids = jax.lax.top_k(logits, min(NUM_LOGITS, logits.shape[-1]))
     return {
         "ids": pack(ids, "int32"),
-        "values": pack(np.take_along_axis(logits, ids, axis=-1), "float32"),
-        "log_sum": pack(_log_sum(logits), "float32"),
+        "values": pack(values, "float32"),
+        "log_sum": pack(jax.nn.logsumexp(logits, axis=-1), "float32"),
         "vocab_size": logits.shape[-1],
     }
 
 
 def _lens(
-    model: LanguageModel,
-    variables: Variables,
-    inputs: EncodedText,
-    stream: Float[np.ndarray, "states length dim"],
+    model: LanguageModel, variables: Variables, stream: Float[Array, "states length dim"]
 ) -> dict[str, Any]:
-    """Returns the predictions if the rest of the model after a layer is skipped.
-
-    A patch replaces the output of the last block by the residual stream after each earlier one, so
-    the model's own final norm and head compute the logits.
-    """
-    num_layers = model.config.num_layers
-    is_last = (np.arange(num_layers) == num_layers - 1)[:, None, None, None]
-    tokens, source = _batches(inputs)
-    ids, shares = [], []
-    for x in stream:
-        patch = {"block.output": Patch(is_last, x[None, None])}
-        found = inspect(model, variables, tokens, source=source, patch=patch).logits[0]
-        logits = np.asarray(found, np.float32)
-        best = _largest(logits, min(NUM_SHOWN, logits.shape[-1]))
-        ids.append(best)
-        log_shares = np.take_along_axis(logits, best, axis=-1) - _log_sum(logits)[:, None]
-        shares.append(np.exp(log_shares))
+    """Returns the predictions if the rest of the model after a layer is skipped."""
+    predict, ids, shares = jax.jit(prediction, static_argnums=0), [], []
+    for state in stream:
+        log_shares = predict(model, variables["params"], state[None])[0]
+        best, tokens = jax.lax.top_k(log_shares, min(NUM_SHOWN, log_shares.shape[-1]))
+        ids.append(tokens)
+        shares.append(np.exp(best))
     return {"ids": pack(np.stack(ids), "int32"), "shares": pack(np.stack(shares), "float16")}
 
 
@@ -168,13 +163,51 @@ def final_logits(
     return np.asarray(jax.jit(model.apply)({"params": params}, tokens)[0, -1], np.float32)
 
 
-def _largest(logits: Float[np.ndarray, "*batch vocab"], num: int) -> Any:
-    """Returns the ids of the `num` largest logits, the largest first."""
-    ids = np.argpartition(-logits, num - 1, axis=-1)[..., :num]
-    order = np.argsort(-np.take_along_axis(logits, ids, axis=-1), axis=-1, kind="stable")
-    return np.take_along_axis(ids, order, axis=-1).astype(np.int32)
+def repeated_atlas(model: LanguageModel, variables: Variables) -> HeadAtlas | None:
+    """Measures the heads of a decoder on random tokens that occur twice.
+
+    Returns None for a model that reads fewer than four tokens.
+    """
+    config = model.config
+    length = min(config.max_length, _ATLAS_LENGTH)
+    if length < 4:
+        return None
+    batch = repeated_batch(config.vocab_size, length, _ATLAS_ROWS)
+    return head_atlas(model, variables, batch, AtlasSettings(rows_at_once=_ATLAS_ROWS))
 
 
-def _log_sum(logits: Float[np.ndarray, "*batch vocab"]) -> Float[np.ndarray, "*batch"]:
-    largest = logits.max(axis=-1)
-    return largest + np.log(np.exp(logits - largest[..., None]).sum(axis=-1))
+def atlas_data(atlas: HeadAtlas, text: str) -> dict[str, Any]:
+    """Returns the scores that are defined for every head, the effects and their errors.
+
+    Args:
+        atlas: The head atlas.
+        text: What the atlas was measured on, for a note on the page.
+    """
+    scores = {name: x.tolist() for name, x in atlas.scores.items() if np.isfinite(x).all()}
+    return {
+        "scores": scores,
+        "effects": atlas.effect.tolist(),
+        "errors": atlas.standard_error.tolist(),
+        "text": f"Measured on {atlas.num_rows} rows of {text}.",
+    }
+
+
+def attribution_data(
+    model: LanguageModel, variables: Variables, inputs: EncodedText, target: int
+) -> dict[str, Any] | None:
+    """Splits the logit of `target` after the last token, or returns None if it has no parts."""
+    if cannot_attribute(model) is not None:
+        return None
+    source = None if inputs.source is None else [inputs.source]
+    tokens = jnp.array([inputs.tokens], jnp.int32)
+    found = attribute(model, variables, tokens, jnp.array([target]), source=source)
+    cross = {} if found.cross_heads is None else {"cross": np.asarray(found.cross_heads[0])}
+    parts = {
+        "heads": np.asarray(found.heads[0]),
+        **cross,
+        "feedforward": np.asarray(found.feedforward[0]),
+        "embedding": np.asarray(found.embedding[0]),
+        "logit": np.asarray(found.logit[0]),
+        "rest": np.asarray(found.biases[0]),
+    }
+    return {"target": target} | {name: x.astype(float).tolist() for name, x in parts.items()}

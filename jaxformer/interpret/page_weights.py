@@ -4,11 +4,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jaxtyping import Float
 
 from jaxformer.functional.attention.scores import alibi_slopes, relative_buckets
 from jaxformer.functional.positions import rotary_frequencies
-from jaxformer.interpret.page_arrays import pack, pack_int8, quantize
+from jaxformer.functional.trees import Weights
+from jaxformer.interpret.page_file import pack, pack_int8, unpack
 from jaxformer.models.config import DecoderConfig, kind_of
 from jaxformer.models.config.check import entries
 from jaxformer.models.config.transformer import TransformerConfig
@@ -63,39 +65,32 @@ def live_reason(model: LanguageModel, variables: Any) -> str | None:
     return None
 
 
-def named_weights(params: Any) -> dict[str, Float[np.ndarray, "..."]]:
-    """Returns {path such as "blocks/attention/query/kernel": float32 array}."""
-    found = jax.tree_util.tree_leaves_with_path(params)
-    return {_path(path): np.asarray(leaf, np.float32) for path, leaf in found}
-
-
-def packed_weights(params: Any) -> dict[str, dict]:
-    """Returns the rounded weights as JSON; see `rounded` for the rounding."""
-    weights = named_weights(params)
-    eight_bits = _is_large(weights.values())
-    return {name: _packed(name, x, eight_bits) for name, x in weights.items()}
-
-
-def rounded(params: Any) -> Any:
-    """Returns the weights that the page computes with.
+def packed_weights(params: Weights) -> dict[str, dict[str, Any]]:
+    """Returns the rounded weights as JSON, by path such as "blocks/attention/query/kernel".
 
     Up to `MOST_EXACT` parameters, matrices are rounded to float16. In a larger model they are
     rounded to 8 bits with one scale for each output feature of a kernel and for each token vector.
     Vectors (biases and scales of norms) are not rounded.
     """
-    eight_bits = _is_large(jax.tree.leaves(params))
+    leaves = flatten_dict(params, sep="/")
+    eight_bits = sum(leaf.size for leaf in jax.tree.leaves(params)) > MOST_EXACT
 
-    def at(path: tuple, leaf: Any) -> Float[np.ndarray, "..."]:
-        array = np.asarray(leaf, np.float32)
-        axis = _shared_axis(_path(path))
-        if axis is None:
-            return array
-        if not eight_bits:
-            return array.astype(np.float16).astype(np.float32)
-        codes, scales = quantize(array, axis)
-        return codes * scales
+    def packed(name: str, array: Float[np.ndarray, "..."]) -> dict[str, Any]:
+        if name.endswith("/kernel"):
+            axis = -2
+        elif name.startswith("embedding/"):
+            axis = -1
+        else:
+            return pack(array, "float32")
+        return pack_int8(array, axis) if eight_bits else pack(array, "float16")
 
-    return jax.tree_util.tree_map_with_path(at, params)
+    return {name: packed(name, np.asarray(leaf, np.float32)) for name, leaf in leaves.items()}
+
+
+def unpacked_weights(packed: dict[str, dict[str, Any]]) -> Weights:
+    """Returns the tree of the weights that the page computes with, as float32."""
+    leaves = {name: unpack(array).astype(np.float32) for name, array in packed.items()}
+    return unflatten_dict(leaves, sep="/")
 
 
 def page_config(config: TransformerConfig, params: Any) -> dict[str, Any]:
@@ -128,25 +123,3 @@ def _layer(layer: Any) -> dict[str, Any]:
         "rotary": rotary,
         "first_attention_norm": layer.first_attention_norm,
     }
-
-
-def _packed(name: str, array: Float[np.ndarray, "..."], eight_bits: bool) -> dict[str, Any]:
-    axis = _shared_axis(name)
-    if axis is None:
-        return pack(array, "float32")
-    return pack_int8(array, axis) if eight_bits else pack(array, "float16")
-
-
-def _shared_axis(name: str) -> int | None:
-    """Returns the axis along which numbers share a scale; None for vectors, which stay float32."""
-    if name.endswith("/kernel"):
-        return -2
-    return -1 if name.startswith("embedding/") else None
-
-
-def _is_large(leaves: Any) -> bool:
-    return sum(leaf.size for leaf in leaves) > MOST_EXACT
-
-
-def _path(path: tuple) -> str:
-    return "/".join(str(key.key) for key in path)

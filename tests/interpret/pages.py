@@ -6,6 +6,7 @@ import numpy as np
 import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.interpret import explanation
+from jaxformer.interpret.page_weights import packed_weights, unpacked_weights
 from tests.properties import tiny
 
 TEXT = "def f(x):\n    return x"
@@ -115,3 +116,8 @@ def model_of(**options):
 
 def jax_logits(model, params, tokens):
     return np.asarray(jax.jit(model.apply)({"params": params}, np.array([tokens])))[0]
+
+
+def rounded_params(params):
+    """Returns the parameters that a page computes with."""
+    return unpacked_weights(packed_weights(params))

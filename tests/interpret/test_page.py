@@ -15,15 +15,23 @@ from typing import get_args, get_type_hints
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 import jaxformer as jf
-from jaxformer.interpret import explain, explanation, page_arrays, page_file, page_weights
+from jaxformer.interpret import explain, explanation, page_file, page_weights
 from jaxformer.interpret.atlas import HeadAtlas, head_atlas
 from jaxformer.interpret.texts import repeated_batch
 from jaxformer.models.parameters import init
 from jaxformer.training.presets import training_preset
 from tests.errors import error_of
-from tests.interpret.pages import NO_MATRIX, TEXT, jax_logits, model_of, tokenizer
+from tests.interpret.pages import (
+    NO_MATRIX,
+    TEXT,
+    jax_logits,
+    model_of,
+    rounded_params,
+    tokenizer,
+)
 from tests.properties import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -91,8 +99,8 @@ def test_data_survive_the_page(page):
     assert data["tokens"] == ids and page.num_tokens == len(ids)
     assert data["mode"] == page.mode == "live" and page.reason is None
     packed = data["weights"]["blocks/attention/query/kernel"]
-    rounded = page_weights.rounded(variables["params"])["blocks"]["attention"]["query"]["kernel"]
-    np.testing.assert_array_equal(np.float32(page_arrays.unpack(packed)), rounded)
+    rounded = rounded_params(variables["params"])["blocks"]["attention"]["query"]["kernel"]
+    np.testing.assert_array_equal(np.float32(page_file.unpack(packed)), rounded)
     assert page.html.count("a &lt;b&gt;model&lt;/b&gt;") == 1  # the title of the document
 
 
@@ -124,26 +132,25 @@ def test_a_title_that_is_not_utf8_is_written_with_a_replacement_character(title,
 @pytest.mark.usefixtures("no_matrix")
 def test_rounding_errors_are_below_half_a_step():
     params = model_of()[1]["params"]
-    flat = page_weights.named_weights(params)
-    half = page_weights.named_weights(page_weights.rounded(params))
+    flat, half = (flatten_dict(x, sep="/") for x in (params, rounded_params(params)))
     for name, exact in flat.items():
         np.testing.assert_allclose(half[name], exact, rtol=2**-11, atol=1e-7)
     for axis in (-2, -1):
-        matrix = flat["blocks/feedforward/up/kernel"]
-        codes, scales = page_arrays.quantize(matrix, axis)
+        matrix = np.asarray(flat["blocks/feedforward/up/kernel"])
+        codes, scales = page_file.quantize(matrix, axis)
         assert (np.abs(codes * scales - matrix) <= scales * 0.5001).all()
-        unpacked = page_arrays.unpack(page_arrays.pack_int8(matrix, axis))
+        unpacked = page_file.unpack(page_file.pack_int8(matrix, axis))
         np.testing.assert_array_equal(unpacked, codes * scales)
 
 
 def test_attention_weights_of_a_row_keep_their_sum():
     rng = np.random.default_rng(0)
     rows = rng.dirichlet(np.full(512, 0.05), size=(2, 3, 8)).astype(np.float32)
-    codes = page_arrays.quantize_rows(rows).astype(np.float64)
+    codes = page_file.quantize_rows(rows).astype(np.float64)
     shares = codes / codes.sum(axis=-1, keepdims=True)
     assert np.abs(shares - rows).max() < 1 / 255
-    assert (page_arrays.quantize_rows(np.full((1, 512), 1 / 512)) == 255).all()
-    assert (page_arrays.quantize_rows(np.zeros((1, 4))) == 0).all()
+    assert (page_file.quantize_rows(np.full((1, 512), 1 / 512)) == 255).all()
+    assert (page_file.quantize_rows(np.zeros((1, 4))) == 0).all()
 
 
 @pytest.mark.slow
@@ -170,9 +177,9 @@ def test_a_page_that_cannot_compute_the_model_says_why(monkeypatch):
     data = data_of(page)
     assert "weights" not in data and len(data["captured"]["attention"]) == 1
     logits = jax_logits(model, variables["params"], ids)
-    stored = page_arrays.unpack(data["captured"]["logits"]["values"])
+    stored = page_file.unpack(data["captured"]["logits"]["values"])
     np.testing.assert_allclose(stored[:, 0], logits.max(axis=-1), rtol=1e-5)
-    lens = page_arrays.unpack(data["captured"]["lens"]["ids"])
+    lens = page_file.unpack(data["captured"]["lens"]["ids"])
     assert lens.shape == (3, 3, 5)
     np.testing.assert_array_equal(lens[-1, :, 0], logits.argmax(axis=-1))
 
@@ -289,14 +296,12 @@ def test_a_page_of_captured_values_has_the_parts_of_the_last_logit():
     variables = tiny.weights(model, 0)
     data = data_of(explain(model, variables, [3, 4, 5], target=[1, 2]))
     found, logits = data["attribution"], data["captured"]["logits"]
-    best = page_arrays.unpack(logits["ids"])[-1, 0]
+    best = page_file.unpack(logits["ids"])[-1, 0]
     assert found["target"] == best
     names = ("heads", "cross", "feedforward", "embedding", "rest")
     total = sum(np.sum(found[name]) for name in names)
     np.testing.assert_allclose(total, found["logit"], atol=1e-4)
-    np.testing.assert_allclose(
-        found["logit"], page_arrays.unpack(logits["values"])[-1, 0], atol=1e-4
-    )
+    np.testing.assert_allclose(found["logit"], page_file.unpack(logits["values"])[-1, 0], atol=1e-4)
     lstm = jf.build(training_preset("tiny", "recurrent").model)
     assert "attribution" not in data_of(explain(lstm, tiny.weights(lstm, 0), [3, 4, 5]))
 

@@ -16,7 +16,15 @@ from jaxformer.interpret import explain, explanation, page_data, page_weights
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import token_names
 from jaxformer.models.parameters import init
-from tests.interpret.pages import NO_MATRIX, OPTIONS, TEXT, jax_logits, model_of, tokenizer
+from tests.interpret.pages import (
+    NO_MATRIX,
+    OPTIONS,
+    TEXT,
+    jax_logits,
+    model_of,
+    rounded_params,
+    tokenizer,
+)
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
@@ -87,7 +95,7 @@ def row_sums(tab, kind, layer, head):
 
 
 def check_logits(tab, model, params, tokens):
-    expected = jax_logits(model, page_weights.rounded(params), tokens)
+    expected = jax_logits(model, rounded_params(params), tokens)
     np.testing.assert_allclose(logits_of(tab, len(tokens)), expected, atol=1e-4, rtol=0)
 
 

@@ -30,7 +30,6 @@ from jaxformer.models.config.model import ModelConfig
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 from jaxformer.training.config import Inputs, MeshSizes, TrainingConfig
-from jaxformer.training.early_end import disk_is_full, is_out_of_memory
 from jaxformer.training.fitting import fit_preset
 from jaxformer.training.presets import training_preset
 from jaxformer.training.run_folders import (
@@ -215,18 +214,18 @@ def _explained(folder: RunFolder) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if folder.holds_run:  # otherwise there is nothing to continue
-            raise Interrupted(SIGINT, f"interrupted; {_go_on(folder)}") from None
+            raise processes.Interrupted(SIGINT, f"interrupted; {_go_on(folder)}") from None
         raise
     except Exception as error:
         if processes.are_several() and isinstance(error, RuntimeError):  # raised by JAX's runtime
             message = f"another process has ended, or cannot be reached; {_go_on(folder)} ({error})"
             processes.leave(message)
-        if is_out_of_memory(error):
-            raise Ended(
+        if processes.is_out_of_memory(error):
+            raise processes.Ended(
                 f"out of memory; reduce --batch-size (or --batch-tokens) and increase "
                 f"--accumulate, or set --remat full ({error})"
             ) from error
-        if disk_is_full(error):
+        if processes.disk_is_full(error):
             from jaxformer.artifacts.checkpoint import Checkpoints
 
             last = Checkpoints(folder.checkpoints).last()

@@ -63,7 +63,7 @@ def compile_step(
         (the compiled program, its `Memory`).
     """
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0))
-    state = shapes_at(shapes, state_shardings(model, optimizer, mesh, shapes))
+    state = shapes_at(shapes, state_shardings(model, mesh, shapes))
     batch = placed_shapes(batch_shapes(model.config, rows, length, is_packed), mesh)
     rate = jax.ShapeDtypeStruct((), np.float32)
     with jax.set_mesh(mesh):

@@ -92,8 +92,7 @@ class OptimizerConfig:
     learning_rate: float | None = None
     """peak learning rate"""
     warmup_steps: int = 100
-    """steps over which the learning rate rises linearly from 0; at most the steps of the run minus
-    1"""
+    """steps over which the learning rate rises linearly from 0; fewer than the steps of the run"""
     decay_fraction: float = 0.2
     """fraction of the run, at its end, over which warmup-stable-decay falls; it never falls during
     the warm-up steps of a run that is limited by steps"""
@@ -282,8 +281,7 @@ class TextTraining(TrainingConfig[Model]):
     window_length: int | None = None
     """tokens per window; None: max_length"""
     packing: Literal["windows", "documents"] = "windows"
-    """windows: a window is a piece of the text; documents: in a window, no document attends to
-    another"""
+    """windows: pieces of the text; documents: in a window, no document attends to another"""
     evaluation_windows: int = 128
     """held-out windows per evaluation, the same each time; the last one scores all the text too"""
     sample_tokens: int = 200
@@ -361,7 +359,7 @@ RESUMABLE = ("steps", "minutes", "evaluate_every", "evaluation_windows", "evalua
 RESUMABLE += ("bleu_tokenize", "checkpoint_every", "keep", "keep_every", "sample_tokens")
 RESUMABLE += ("trackers", "profile", *Execution.__dataclass_fields__)
 
-Section = Execution | OptimizerConfig | LoraConfig
+Section = ModelConfig | Execution | OptimizerConfig | LoraConfig
 
 
 def differences(old: RunConfig | Section, new: RunConfig | Section) -> dict[str, tuple]:
@@ -369,7 +367,7 @@ def differences(old: RunConfig | Section, new: RunConfig | Section) -> dict[str,
     changed = {}
     for name in old.__dataclass_fields__:
         before, after = getattr(old, name), getattr(new, name)
-        if isinstance(before, Section) or name == "model":
+        if isinstance(before, Section):
             changed |= differences(before, after)
         elif before != after:
             changed[name] = (before, after)

@@ -264,10 +264,7 @@ def most_frequent(rows: Sequence[Batch[np.ndarray]]) -> dict[str, float]:
 
 
 def score_hidden(
-    model: LanguageModel,
-    variables: Variables,
-    batches: Iterable[Batch],
-    on_scored: OnScored = noop,
+    model: LanguageModel, variables: Variables, batches: Iterable[Batch], on_scored: OnScored = noop
 ) -> HiddenScore:
     """Scores a model on batches of rows from `hidden_rows`.
 

@@ -88,21 +88,16 @@ class RunLog:
         """
         if not is_first():
             return
-        line = score_line(
-            (self._task.measure or _LOSS).name, whole or part, part if whole else None
-        )
+        folder, task = self._folder, self._task
+        measure = (task.measure or _LOSS).name
+        line = score_line(measure, whole or part, part if whole else None)
         self._write([finite({"step": step, **line})])
         if sample:
-            self._folder.add_sample(step, sample)
-        self.draw()
-
-    def draw(self) -> None:
-        """Draws the picture of the run from its metrics."""
+            folder.add_sample(step, sample)
         size = f"{parameter_count(self._config.model) / 1e6:.1f} M parameters"
-        title = f"{title_of(self._folder)}: {size}"
-        metrics, task = self._folder.read_metrics(), self._task
+        metrics = folder.read_metrics()
         figure = figure_of(metrics, task.measure, task.baselines, task.num_targets)
-        write_figure(figure, title, self._folder.picture, dpi=120)
+        write_figure(figure, f"{title_of(folder)}: {size}", folder.picture, dpi=120)
 
     def has_scored(self, step: int, least: int = 1) -> bool:
         """Returns whether an evaluation after this step scored at least `least` targets."""
@@ -161,11 +156,8 @@ def score_line(measure: str, score: Score, part: Score | None = None) -> dict:
     """
     line = {"held_out_loss": score.loss, measure: score.measure, "scored": score.targets}
     if part is not None:
-        line |= {
-            "part_loss": part.loss,
-            f"part_{measure}": part.measure,
-            "part_scored": part.targets,
-        }
+        line |= {"part_loss": part.loss, f"part_{measure}": part.measure}
+        line["part_scored"] = part.targets
     return line
 
 

@@ -19,11 +19,18 @@ from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
 from jaxformer.training.config import RunConfig
-from jaxformer.training.early_end import Ended, Interrupted, stop_signal
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
-from jaxformer.training.processes import Agreement, are_several, is_first, wait_for_all
+from jaxformer.training.processes import (
+    Agreement,
+    Ended,
+    Interrupted,
+    are_several,
+    is_first,
+    stop_signal,
+    wait_for_all,
+)
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
 from jaxformer.training.speed import Clock, ScoringTime, profile, update_size, utilization
 from jaxformer.training.step import CompiledStep, Measured, make_step, memory_line, width
@@ -70,15 +77,11 @@ class Training:
         self.checkpoints = Checkpoints(folder.checkpoints)
         self.writer = CheckpointWriter(folder.checkpoints, config.keep, config.keep_every)
         self.log = RunLog(folder, config, task)
-        decay = config.optimizer.average_decay
+        decay, skips = config.optimizer.average_decay, config.non_finite == "skip"
         initial = (config.seed, base, config.lora, decay is not None)
         self.state = init_on(mesh, self.model, optimizer, *initial)
         self.update = make_step(
-            self.model,
-            optimizer,
-            task.objective,
-            skip_non_finite=config.non_finite == "skip",
-            average_decay=decay,
+            self.model, optimizer, task.objective, skip_non_finite=skips, average_decay=decay
         )
         self.step = 0
         self._clock, self._has_base = Clock(), base is not None
@@ -118,11 +121,8 @@ class Training:
         """
         self.flush()
         with self._clock.paused():
-            progress = {
-                "data": self.batches.state(),
-                "seconds": self._clock.trained,
-                "learning_rate": self._rate,
-            }
+            data, seconds = self.batches.state(), self._clock.trained
+            progress = {"data": data, "seconds": seconds, "learning_rate": self._rate}
             try:
                 self.writer.save(self.step, *self.state.parts(), progress)
             except NotFinite as error:
@@ -273,8 +273,7 @@ class Training:
         self.writer.wait()
         by = "" if signal == SIGINT else f" by {signal.name}"
         raise Interrupted(
-            signal,
-            f"stopped{by} at step {self.step}, which is saved; {self._next_step}",
+            signal, f"stopped{by} at step {self.step}, which is saved; {self._next_step}"
         )
 
     def evaluate(self, whole: bool) -> None:

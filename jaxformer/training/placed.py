@@ -68,12 +68,7 @@ def mesh_of(config: RunConfig, say: Callable[[str], None]) -> Mesh | None:
     return mesh
 
 
-def state_shardings(
-    model: LanguageModel,
-    optimizer: optax.GradientTransformation,
-    mesh: AnyMesh,
-    shapes: TrainState,
-) -> TrainState:
+def state_shardings(model: LanguageModel, mesh: AnyMesh, shapes: TrainState) -> TrainState:
     """Returns the sharding of each array of a training state.
 
     Arrays of the optimizer's state that have the path and the shape of a parameter have its
@@ -81,7 +76,6 @@ def state_shardings(
 
     Args:
         model: The model.
-        optimizer: An optax optimizer.
         mesh: The mesh.
         shapes: The shapes of the state.
     """
@@ -126,7 +120,7 @@ def init_on(
     make = partial(init_state, model, optimizer, seed, lora=lora, averages=averages)
     if mesh is None:
         return jax.jit(make, donate_argnums=0)(base)
-    where = state_shardings(model, optimizer, mesh, jax.eval_shape(make, base))
+    where = state_shardings(model, mesh, jax.eval_shape(make, base))
     if base is not None:
         base = jax.device_put(base, shardings(base, model, mesh))
     return jax.jit(make, out_shardings=where, donate_argnums=0)(base)

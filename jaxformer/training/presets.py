@@ -237,8 +237,7 @@ def check_same_model(path: Path, before: TrainingConfig, after: TrainingConfig) 
     Raises:
         ValueError: A field of the model differs and is not in `CHANGEABLE`.
     """
-    same = replace(after, model=before.model)
-    for name, (old, new) in differences(same, after).items():
+    for name, (old, new) in differences(before.model, after.model).items():
         if name not in CHANGEABLE:
             accepted = ", ".join("--" + field for field in CHANGEABLE)
             raise ValueError(

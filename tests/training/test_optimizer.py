@@ -54,7 +54,7 @@ def test_optimizer_state_is_sharded_like_its_parameters(name):
     """The moments of a kernel have its sharding; Muon keeps those of other parameters apart."""
     mesh, optimizer = make_mesh({}), make_optimizer(OptimizerConfig(optimizer=name))
     shapes = jax.eval_shape(lambda: init_state(Decoder(CONFIG), optimizer, 0))
-    where = state_shardings(Decoder(CONFIG), optimizer, mesh, shapes)
+    where = state_shardings(Decoder(CONFIG), mesh, shapes)
     assert jax.tree.structure(where) == jax.tree.structure(shapes)
     kernel = "['blocks']['attention']['query']['kernel']"
     states = zip(

@@ -223,7 +223,7 @@ BUGS = (
     ),
     Bug(
         "a scheduler's signal ends a run at once",
-        "training.early_end:_USUAL",
+        "training.processes:_USUAL",
         lambda usual: {SIGINT: usual[SIGINT]},
         "training/test_resume.py::test_ended_and_resumed_equals_uninterrupted",
     ),

@@ -246,8 +246,8 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Writes indented JSON with a final line break."""
-    path.write_text(json_text(content, indent=2) + "\n", encoding="utf-8")
+    """Writes indented JSON with a final line break, atomically."""
+    write_whole(path, json_text(content, indent=2) + "\n")
 
 
 def check_links(folder: Path, *, whole_tree: bool) -> None:

@@ -11,7 +11,14 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from jaxformer.artifacts.files import check_links, json_text, parse_json, read_json, write_whole
+from jaxformer.artifacts.files import (
+    check_links,
+    json_text,
+    parse_json,
+    read_json,
+    write_json,
+    write_whole,
+)
 from jaxformer.artifacts.tokenizer_files import NAMES
 from jaxformer.models.config import KINDS
 from jaxformer.models.config.check import converted, from_fields, shown
@@ -99,7 +106,7 @@ class RunFolder:
             sections: Sections by name, each a dataclass or plain data.
         """
         plain = {name: asdict(x) if is_dataclass(x) else x for name, x in sections.items()}
-        write_whole(self.config, json_text({"format": RUN_FORMAT, **plain}, indent=2) + "\n")
+        write_json(self.config, {"format": RUN_FORMAT, **plain})
 
     def read_config(self, *needed: str) -> dict:
         """Returns the sections of config.json by name.

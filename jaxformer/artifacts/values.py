@@ -8,31 +8,24 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from jaxformer.functional.attention import masks
+from jaxformer import functional
+from jaxformer.functional.attention.masks import All, Near
 from jaxformer.functional.attention.scores import Alibi, RelativePositions
-from jaxformer.functional.layers.attention import Attention, Rotary
-from jaxformer.functional.layers.convolution import Convolution
-from jaxformer.functional.layers.cross_attention import CrossAttention
-from jaxformer.functional.layers.experts import Experts
-from jaxformer.functional.layers.feedforward import FeedForward
-from jaxformer.functional.layers.gated_delta import GatedDelta
-from jaxformer.functional.layers.layer import Parallel, Residual
+from jaxformer.functional.layers.attention import Rotary
 from jaxformer.functional.layers.luong_attention import LuongAttention
-from jaxformer.functional.layers.norms import LayerNorm, RMSNorm, Unapplied
-from jaxformer.functional.layers.recurrent import Lstm, Recurrent, Rnn
-from jaxformer.functional.layers.short_convolution import ShortConvolution
+from jaxformer.functional.layers.norms import Unapplied
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.rotary import RotaryScaling
 
-_MASKS = ("All", "Causal", "Near", "Packed", "Padding", "Prefix", "Window")
+_PUBLIC = """
+    Attention Causal Convolution CrossAttention Experts FeedForward GatedDelta LayerNorm Lstm Packed
+    Padding Parallel Prefix RMSNorm Recurrent Residual Rnn ShortConvolution Window
+""".split()
 _KNOWN = {
     kind.__name__: kind
     for kind in (
-        *(Alibi, RelativePositions, Attention, Rotary, RotaryScaling, CrossAttention),
-        *(Experts, FeedForward, LayerNorm, RMSNorm, Unapplied, Parallel, Residual),
-        *(Convolution, LuongAttention, Lstm, Recurrent, Rnn),
-        *(GatedDelta, ShortConvolution),
-        *(getattr(masks, name) for name in _MASKS),
+        *(All, Alibi, LuongAttention, Near, RelativePositions, Rotary, RotaryScaling, Unapplied),
+        *(getattr(functional, name) for name in _PUBLIC),
     )
 }
 

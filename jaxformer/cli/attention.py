@@ -2,16 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from jaxformer.artifacts.files import next_free
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.cli.flags import OutFile, check_out, positional
 from jaxformer.terminal import say
-
-if TYPE_CHECKING:
-    from jaxformer.artifacts.saved import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -41,23 +38,18 @@ class AttentionArguments(TextArguments):
 def main(argv: list[str]) -> int:
     """Loads the model, reads the text and draws the picture."""
     arguments = parse(AttentionArguments, "attention", argv)
-    with load_model(arguments) as checkpoint:
-        _draw(checkpoint, arguments)
+    with load_model(arguments) as (model, variables, tokenizer):
+        from jaxformer.interpret.attention_maps import attention_maps, draw_attention
+        from jaxformer.interpret.encoded_text import encode_text
+
+        if tokenizer is not None:
+            report_special(tokenizer, "the text", [arguments.text])
+        usual = "cross" if model.config.reads_source else "self"
+        text = encode_text(model, variables, arguments.text, tokenizer, None)
+        maps = attention_maps(model, variables, text, tokenizer, arguments.attention or usual)
+        path = arguments.out or next_free(Path(), "attention", ".png")
+        draw_attention(maps, path, arguments.layer, arguments.head)
+        layers, heads, queries, keys = maps.weights.shape
+        say(f"{maps.title}: {layers} layers × {heads} heads, {queries} tokens that read {keys}")
+        say(f"picture: {path}")
     return 0
-
-
-def _draw(checkpoint: "Checkpoint", arguments: AttentionArguments) -> None:
-    from jaxformer.interpret.attention_maps import attention_maps, draw_attention
-    from jaxformer.interpret.encoded_text import encode_text
-
-    model, variables, tokenizer = checkpoint
-    if tokenizer is not None:
-        report_special(tokenizer, "the text", [arguments.text])
-    usual = "cross" if model.config.reads_source else "self"
-    text = encode_text(model, variables, arguments.text, tokenizer, None)
-    maps = attention_maps(model, variables, text, tokenizer, arguments.attention or usual)
-    path = arguments.out or next_free(Path(), "attention", ".png")
-    draw_attention(maps, path, arguments.layer, arguments.head)
-    layers, heads, queries, keys = maps.weights.shape
-    say(f"{maps.title}: {layers} layers × {heads} heads, {queries} tokens that read {keys}")
-    say(f"picture: {path}")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 from jaxformer.artifacts.files import next_free
 from jaxformer.cli.arguments import parse
@@ -10,10 +10,6 @@ from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_spec
 from jaxformer.cli.flags import OutFile, check_out, positional
 from jaxformer.models.config.needs import Is, Needs
 from jaxformer.terminal import say
-
-if TYPE_CHECKING:
-    from jaxformer.artifacts.saved import Checkpoint
-    from jaxformer.interpret.explanation import Page
 
 
 @dataclass(frozen=True)
@@ -45,8 +41,23 @@ class ExplainArguments(DecodingArguments):
 def main(argv: list[str]) -> int:
     """Loads the model, computes the page and writes it."""
     arguments = parse(ExplainArguments, "explain", argv)
-    with load_model(arguments) as checkpoint:
-        page = _page(checkpoint, arguments)
+    with load_model(arguments) as (model, variables, tokenizer):
+        from jaxformer.interpret import explain
+
+        if tokenizer is None:
+            raise ValueError(
+                f"{arguments.run} has no tokenizer; the Python function "
+                "jaxformer.interpret.explain takes ids"
+            )
+        if arguments.ignore_generation_config and not model.config.reads_source:
+            raise ValueError(
+                "--ignore-generation-config has no effect here; it needs a model that translates, "
+                "whose own translation the page shows"
+            )
+        report_special(tokenizer, "the text", [arguments.text, "\n", arguments.target or ""])
+        title = Path(arguments.run).name or arguments.run
+        options = {"target": arguments.target, "title": title}
+        page = explain(model, variables, arguments.text, tokenizer, **options)
     path = page.write(arguments.out or next_free(Path(), "page", ".html"))
     say(f"{path}: {page.num_bytes / 1e6:.1f} MB, {page.num_tokens} tokens; open it in a browser")
     if page.reason is None:
@@ -54,23 +65,3 @@ def main(argv: list[str]) -> int:
     else:
         say(f"captured: the page shows values that JAX computed, because {page.reason}")
     return 0
-
-
-def _page(checkpoint: "Checkpoint", arguments: ExplainArguments) -> "Page":
-    from jaxformer.interpret import explain
-
-    model, variables, tokenizer = checkpoint
-    if tokenizer is None:
-        raise ValueError(
-            f"{arguments.run} has no tokenizer; the Python function jaxformer.interpret.explain "
-            "takes ids"
-        )
-    if arguments.ignore_generation_config and not model.config.reads_source:
-        raise ValueError(
-            "--ignore-generation-config has no effect here; it needs a model that translates, "
-            "whose own translation the page shows"
-        )
-    report_special(tokenizer, "the text", [arguments.text, "\n", arguments.target or ""])
-    title = Path(arguments.run).name or arguments.run
-    options = {"target": arguments.target, "title": title}
-    return explain(model, variables, arguments.text, tokenizer, **options)

@@ -1,16 +1,12 @@
 """`jaxformer fill RUN --text "if x is [MASK] None:"`: predicts the masked tokens of a text."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import TextArguments, load_model, report_special
 from jaxformer.cli.flags import Switch
 from jaxformer.terminal import say, write
-
-if TYPE_CHECKING:
-    from jaxformer.artifacts.saved import Checkpoint
 
 MASK = "[MASK]"
 
@@ -38,45 +34,42 @@ class FillArguments(TextArguments):
 def main(argv: list[str]) -> int:
     """Loads the model, predicts the masked tokens and prints them."""
     arguments = parse(FillArguments, "fill", argv)
-    with load_model(arguments) as checkpoint:
-        _print(checkpoint, arguments)
-    return 0
+    with load_model(arguments) as (model, variables, tokenizer):
+        from jaxformer.decoding.fill import fill
+        from jaxformer.models.config import kind_of
 
-
-def _print(checkpoint: "Checkpoint", arguments: FillArguments) -> None:
-    from jaxformer.decoding.fill import fill
-    from jaxformer.models.config import kind_of
-
-    model, variables, tokenizer = checkpoint
-    if not model.config.bidirectional:
-        raise ValueError(
-            f"{arguments.run} is of kind {kind_of(model.config)}; fill needs an encoder, which "
-            "reads the text on both sides of a mask"
-        )
-    if tokenizer is None or tokenizer.mask_token is None:
-        raise ValueError(f"{arguments.run} has no tokenizer with a mask token, which fill needs")
-    parts = around(arguments.text)
-    report_special(tokenizer, "the text", ["\n".join(parts)])
-    first, *others = tokenizer.encode_many(parts)
-    row = [*tokenizer.before, *first]
-    for part in others:
-        row += [tokenizer.mask_token, *part]
-    row += tokenizer.after
-    (filled,) = fill(model, variables, [row], tokenizer.mask_token, arguments.top_k)
-    for position, best in zip(filled.positions, filled.tokens[:, 0].tolist(), strict=True):
-        row[position] = best
-    text = tokenizer.decode(row)
-    masks = [
-        [(tokenizer.decode([token]), share) for token, share in zip(*mask, strict=True)]
-        for mask in zip(filled.tokens.tolist(), filled.probabilities.tolist(), strict=True)
-    ]
+        if not model.config.bidirectional:
+            raise ValueError(
+                f"{arguments.run} is of kind {kind_of(model.config)}; fill needs an encoder, which "
+                "reads the text on both sides of a mask"
+            )
+        if tokenizer is None or tokenizer.mask_token is None:
+            raise ValueError(
+                f"{arguments.run} has no tokenizer with a mask token, which fill needs"
+            )
+        parts = around(arguments.text)
+        report_special(tokenizer, "the text", ["\n".join(parts)])
+        first, *others = tokenizer.encode_many(parts)
+        row = [*tokenizer.before, *first]
+        for part in others:
+            row += [tokenizer.mask_token, *part]
+        row += tokenizer.after
+        (filled,) = fill(model, variables, [row], tokenizer.mask_token, arguments.top_k)
+        for position, best in zip(filled.positions, filled.tokens[:, 0].tolist(), strict=True):
+            row[position] = best
+        text = tokenizer.decode(row)
+        masks = [
+            [(tokenizer.decode([token]), share) for token, share in zip(*mask, strict=True)]
+            for mask in zip(filled.tokens.tolist(), filled.probabilities.tolist(), strict=True)
+        ]
     if arguments.json:
         places = [[{"text": word, "probability": p} for word, p in mask] for mask in masks]
         say(json_text({"text": text, "masks": places}))
-        return
+        return 0
     write(f"{text}\n")
     for number, mask in enumerate(masks, 1):
         say(f"{MASK} {number}: " + ", ".join(f"{word!r} {share:.1%}" for word, share in mask))
+    return 0
 
 
 def around(text: str) -> list[str]:

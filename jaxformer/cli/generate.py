@@ -12,7 +12,6 @@ from jaxformer.terminal import write
 from jaxformer.training.config import check_seed
 
 if TYPE_CHECKING:
-    from jaxformer.artifacts.saved import Checkpoint
     from jaxformer.decoding.sampling import Sampler
     from jaxformer.models.language_model import LanguageModel
 
@@ -68,46 +67,42 @@ def main(argv: list[str]) -> int:
     from jaxformer.decoding.sampling import Sampler
 
     Sampler(**arguments.sampling)  # raises for bad values before the model is loaded
-    with load_model(arguments) as checkpoint:
-        sampler = _sampler(checkpoint.model.generation, arguments.sampling)
+    with load_model(arguments) as (model, variables, tokenizer):
+        import jax
+
+        from jaxformer.decoding.constraints import check_supported
+        from jaxformer.decoding.generate import generate
+        from jaxformer.models.autoregressive import require_autoregressive
+
+        sampler = _sampler(model.generation, arguments.sampling)
         refuse_unread(replace(arguments, temperature=sampler.temperature), given)
-        _print(checkpoint, arguments, sampler)
-    return 0
-
-
-def _print(checkpoint: "Checkpoint", arguments: GenerateArguments, sampler: "Sampler") -> None:
-    import jax
-
-    from jaxformer.decoding.constraints import check_supported
-    from jaxformer.decoding.generate import generate
-    from jaxformer.models.autoregressive import require_autoregressive
-
-    model, variables, tokenizer = checkpoint
-    require_autoregressive(model)
-    check_supported(model.generation)
-    if tokenizer is None:
-        raise ValueError(
-            f"{arguments.run} has no tokenizer; the Python function jaxformer.generate takes ids"
+        require_autoregressive(model)
+        check_supported(model.generation)
+        if tokenizer is None:
+            raise ValueError(
+                f"{arguments.run} has no tokenizer; the Python function "
+                "jaxformer.generate takes ids"
+            )
+        report_special(tokenizer, "the prompt", [arguments.prompt])
+        prompt, source = prompt_of(model, tokenizer, arguments.prompt)
+        stream = tokenizer.stream(prompt)
+        max_length = model.config.max_length
+        usual_length = model.generation.most_new_tokens(len(prompt), max_length) or 200
+        max_new_tokens = fitting(len(prompt), arguments.max_new_tokens, max_length, usual_length)
+        write("" if source else arguments.prompt)
+        generate(
+            model,
+            variables,
+            [prompt],
+            max_new_tokens=max_new_tokens,
+            sampler=sampler,
+            key=jax.random.key(arguments.seed),
+            stop_tokens=tokenizer.stop_tokens,
+            source=source,
+            on_tokens=lambda rows: write(stream.push(rows[0])),
         )
-    report_special(tokenizer, "the prompt", [arguments.prompt])
-    prompt, source = prompt_of(model, tokenizer, arguments.prompt)
-    stream = tokenizer.stream(prompt)
-    max_length = model.config.max_length
-    usual_length = model.generation.most_new_tokens(len(prompt), max_length) or 200
-    max_new_tokens = fitting(len(prompt), arguments.max_new_tokens, max_length, usual_length)
-    write("" if source else arguments.prompt)
-    generate(
-        model,
-        variables,
-        [prompt],
-        max_new_tokens=max_new_tokens,
-        sampler=sampler,
-        key=jax.random.key(arguments.seed),
-        stop_tokens=tokenizer.stop_tokens,
-        source=source,
-        on_tokens=lambda rows: write(stream.push(rows[0])),
-    )
-    write(f"{stream.flush()}\n")
+        write(f"{stream.flush()}\n")
+    return 0
 
 
 def _sampler(defaults: GenerationDefaults, given: dict[str, Any]) -> "Sampler":

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from jaxformer.artifacts.files import json_text
+from jaxformer.artifacts.files import json_text, write_json
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import RunArguments, load_model
 from jaxformer.cli.flags import Switch
@@ -12,7 +12,6 @@ from jaxformer.terminal import say
 from jaxformer.training.config import check_seed
 
 if TYPE_CHECKING:
-    from jaxformer.artifacts.saved import Checkpoint
     from jaxformer.verify.certificate import Property
 
 
@@ -43,42 +42,31 @@ class VerifyArguments(RunArguments):
 def main(argv: list[str]) -> int:
     """Loads the model, checks its properties, and prints, writes and draws the results."""
     arguments = parse(VerifyArguments, "verify", argv)
-    with load_model(arguments) as checkpoint:
-        holds = _certify(checkpoint, arguments)
-    return 0 if holds else 1
+    names = ("length", "seed", "batch_size", "dtype")
+    options = {name: getattr(arguments, name) for name in names}
+    with load_model(arguments) as (model, variables, _):
+        from jaxformer.verify.certificate import asked_of, examine
+        from jaxformer.verify.comparison import draw_dependency
+        from jaxformer.verify.subject import subject_of
 
-
-def _certify(checkpoint: "Checkpoint", arguments: VerifyArguments) -> bool:
-    from jaxformer.artifacts.files import write_whole
-    from jaxformer.verify.certificate import asked_of, examine
-    from jaxformer.verify.comparison import draw_dependency
-    from jaxformer.verify.subject import subject_of
-
-    model, variables, _ = checkpoint
-    options = {name: getattr(arguments, name) for name in ("length", "seed", "batch_size", "dtype")}
-    subject = subject_of(model, variables, **options)
-    properties = []
-    for name in asked_of(subject):
-        properties.append(examine(subject, name))
-        if not arguments.json:
-            say(_line(properties[-1]))
+        subject = subject_of(model, variables, **options)
+        properties = []
+        for name in asked_of(subject):
+            properties.append(examine(subject, name))
+            if not arguments.json:
+                say(_line(properties[-1]))
     number = sum(x.holds for x in properties)
     holds = number == len(properties)
-    certificate = {
-        "run": arguments.run,
-        "holds": holds,
-        **options,
-        "length": subject.length,
-        "properties": [x._asdict() for x in properties],
-    }
+    certificate = {"run": arguments.run, "holds": holds, **options, "length": subject.length}
+    certificate |= {"properties": [x._asdict() for x in properties]}
     folder = Path(arguments.run) if Path(arguments.run).is_dir() else Path()
-    write_whole(folder / "certificate.json", json_text(certificate, indent=2) + "\n")
+    write_json(folder / "certificate.json", certificate)
     draw_dependency(subject.dependency, subject.rule, folder / "certificate.png", arguments.run)
     if arguments.json:
         say(json_text(certificate))
     else:
         say(f"{number} of {len(properties)} properties hold   picture: {folder}/certificate.png")
-    return holds
+    return 0 if holds else 1
 
 
 def _line(found: "Property") -> str:

@@ -4,9 +4,10 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from jaxformer.training.batch import Batch, Ids
+from jaxformer.training.batch import WHOLE, Batch, Ids, Share
 from jaxformer.training.data.tokens import fingerprint
 
 # Number of windows that are shuffled together. Such a block has windows from the whole text. Only
@@ -15,7 +16,7 @@ BLOCK = 1 << 20
 
 
 class WindowBatches(Iterator[Batch[np.ndarray]]):
-    """Endless iterator over batches of shuffled windows of a token stream.
+    """Endless iterator over batches of shuffled windows, int32 [accumulate, batch_size, length].
 
     The stream is a ring: its last token is followed by its first. Each epoch rotates the ring by a
     random offset, divides it into windows of ``length`` targets and shuffles them. So every token
@@ -37,29 +38,30 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
         batch_size: int,
         seed: int = 0,
         *,
-        rows: np.ndarray | None = None,
+        accumulate: int = 1,
         starts: np.ndarray | None = None,
+        share: Share = WHOLE,
     ):
         """Prepares to read batches.
 
         Args:
             tokens: int [num_tokens].
             length: Targets per window.
-            batch_size: Windows per batch.
+            batch_size: Windows per micro-batch.
             seed: The seed of the order.
-            rows: The rows of each batch to read (see `Share`); None: all.
+            accumulate: Micro-batches per batch.
             starts: int [num_documents], ascending from 0: the indices in ``tokens`` where documents
                 start. None: windows ignore documents.
+            share: The rows of each micro-batch to read.
 
         Raises:
             ValueError: A size is below 1, the seed is negative, or there are fewer than
                 ``length + 1`` tokens.
         """
-        sizes = {"length": length, "batch_size": batch_size, "seed": seed}
-        for name, value in sizes.items():
-            least = 0 if name == "seed" else 1
-            if value < least:
-                raise ValueError(f"{name} is {value}; it must be at least {least}")
+        sizes = {"length": length, "batch_size": accumulate * batch_size, "seed": seed}
+        for name, least in (("length", 1), ("batch_size", 1), ("seed", 0)):
+            if sizes[name] < least:
+                raise ValueError(f"{name} is {sizes[name]}; it must be at least {least}")
         tokens = np.asarray(tokens)
         if len(tokens) < length + 1:
             raise ValueError(
@@ -68,9 +70,8 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
             )
         whole = len(tokens) // length
         self.num_windows = whole if starts is None else -(-len(tokens) // length)
-        self._tokens, self._length, self._batch_size, self._seed = tokens, length, batch_size, seed
-        self._rows = np.arange(batch_size) if rows is None else rows
-        self._starts = starts
+        self._tokens, self._length, self._seed, self._starts = tokens, length, seed, starts
+        self._rows, self._accumulate = share.rows(batch_size, accumulate), accumulate
         documents, corpus = None if starts is None else len(starts), np.ascontiguousarray(tokens)
         self._identity = {**sizes, "corpus": fingerprint([corpus]), "documents": documents}
         self._block = functools.lru_cache(maxsize=2)(self._block)
@@ -81,6 +82,10 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
         batch = self._read(self._number)
         self._number += 1
         return batch
+
+    def shapes(self) -> list[Batch[jax.ShapeDtypeStruct]]:
+        """Returns the only shape of batch."""
+        return [jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._read(0))]
 
     def state(self) -> dict[str, Any]:
         """Returns the number of batches so far and a description of the data, for JSON.
@@ -107,11 +112,11 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
         """Returns the rows of the batch with this number."""
         at, left = self._at(index)
         rows = self._tokens.take(at).astype(np.int32)
-        inputs, targets = rows[:, :-1], rows[:, 1:]
+        inputs, targets = rows[..., :-1], rows[..., 1:]
         if self._starts is None:
             return Batch(inputs, targets)
-        real = np.arange(self._length) < left[:, None]
-        segments = document_segments(self._starts, at[:, :-1]) * real
+        real = np.arange(self._length) < left
+        segments = document_segments(self._starts, at[..., :-1]) * real
         return Batch(inputs, targets, real.astype(np.float32), segments)
 
     def places(self, index: int) -> np.ndarray:
@@ -121,15 +126,20 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
             index: The number of the batch.
 
         Returns:
-            int [rows, length + 1].
+            int [accumulate, rows, length + 1].
         """
         return self._at(index)[0]
 
     def _at(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns `places` and the number of targets from each row's start to the epoch's end."""
-        epoch, place = np.divmod(index * self._batch_size + self._rows, self.num_windows)
-        turn, window = np.array([self._window(*at) for at in zip(epoch, place, strict=True)]).T
-        at = (turn + self._length * window)[:, None] + np.arange(self._length + 1)
+        """Returns `places`, and the number of targets from each row's start to the epoch's end.
+
+        The second array has the shape [accumulate, rows, 1].
+        """
+        first = index * self._identity["batch_size"]
+        epoch, place = np.divmod(first + self._rows, self.num_windows)
+        found = np.array([self._window(*at) for at in zip(epoch, place, strict=True)])
+        turn, window = found.T.reshape(2, self._accumulate, -1, 1)
+        at = turn + self._length * window + np.arange(self._length + 1)
         return at % len(self._tokens), len(self._tokens) - self._length * window
 
     def _window(self, epoch: int, place: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Task of encoders: predict hidden tokens of a text from the tokens on both sides."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import repeat
 from typing import Any, ClassVar
@@ -16,7 +16,11 @@ from jaxformer.functional.losses.token_masking import mask_tokens
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop, num_targets, num_tokens
 from jaxformer.training.config import HiddenTraining
-from jaxformer.training.data.windows import document_segments, places_in_documents
+from jaxformer.training.data.windows import (
+    WindowBatches,
+    document_segments,
+    places_in_documents,
+)
 from jaxformer.training.evaluate import (
     hidden_rows,
     most_frequent,
@@ -24,7 +28,7 @@ from jaxformer.training.evaluate import (
     score_hidden,
     spread,
 )
-from jaxformer.training.tasks.next_tokens import MicroBatches, first_words
+from jaxformer.training.tasks.next_tokens import first_words
 from jaxformer.training.tasks.task import Measure, Score
 from jaxformer.training.tasks.text import TextTask
 
@@ -121,8 +125,8 @@ class HiddenTokens(TextTask):
 _hide = jax.jit(mask_tokens, static_argnames=("mask_token", "vocab_size", "rate", "special"))
 
 
-class HiddenBatches(Iterator[Batch[np.ndarray]]):
-    """The windows of `MicroBatches` with some tokens hidden.
+class HiddenBatches(WindowBatches):
+    """Windows of text with some tokens hidden.
 
     Each window is enclosed in the ids that the tokenizer's template puts around a text. The hidden
     positions of batch n depend on the seed and on n only. Special tokens and the opening tokens of
@@ -150,33 +154,33 @@ class HiddenBatches(Iterator[Batch[np.ndarray]]):
         Raises:
             ValueError: Documents are packed, but the tokenizer's template puts ids around a text.
         """
-        self._around = (list(tokenizer.before), list(tokenizer.after))
-        if any(self._around) and config.packing == "documents":
-            raise ValueError(
-                "packing is documents; it must be windows, because the tokenizer puts special "
-                "tokens around every text"
-            )
+        self._around, packed = (list(tokenizer.before), list(tokenizer.after)), None
+        if config.packing == "documents":
+            packed = starts
+            if any(self._around):
+                raise ValueError(
+                    "packing is documents; it must be windows, because the tokenizer puts special "
+                    "tokens around every text"
+                )
         room = config.window - sum(map(len, self._around))
-        self._opening, self._starts = len(tokenizer.opening), starts
-        self._windows = MicroBatches(tokens, replace(config, window_length=room), starts, share)
+        how = {"accumulate": config.accumulate, "starts": packed, "share": share}
+        super().__init__(tokens, room, config.batch_size, config.seed, **how)
+        self._opening, self._documents = len(tokenizer.opening), starts
         self._shape = (config.accumulate, config.batch_size, room)
-        self._rows, self._number = share.rows(config.batch_size), 0
-        self._key = jax.random.key(config.seed)
+        self._part, self._key = share.rows(config.batch_size), jax.random.key(config.seed)
         vocab_size = min(tokenizer.vocab_size, config.model.vocab_size)
         special = never_hidden(tokenizer, vocab_size)
         self._hiding: dict[str, Any] = {"mask_token": tokenizer.mask_token, "special": special}
         self._hiding |= {"vocab_size": vocab_size, "rate": config.mask_rate}
 
-    def __next__(self) -> Batch[np.ndarray]:
-        """Returns the next batch, with micro-batches along the first axis."""
-        windows, places = next(self._windows), self._windows.places(self._number)[..., 1:]
+    def _read(self, index: int) -> Batch[np.ndarray]:
+        """Returns the batch with this number, with micro-batches along the first axis."""
+        windows, places = super()._read(index), self.places(index)[..., 1:]
         tokens = windows.targets
-        is_text = places_in_documents(self._starts, places) >= self._opening
-        key = jax.random.fold_in(self._key, self._number)
-        inputs, weights = self._hidden(key, tokens, is_text)
-        self._number += 1
+        is_text = places_in_documents(self._documents, places) >= self._opening
+        inputs, weights = self._hidden(jax.random.fold_in(self._key, index), tokens, is_text)
         if (real := windows.weights) is not None:  # packed: without ids around a window
-            segments = document_segments(self._starts, places)
+            segments = document_segments(self._documents, places)
             return Batch(inputs, tokens, weights * real, segments * real.astype(np.int32))
         around = self._around
         zeros = [[0] * len(side) for side in around]
@@ -190,26 +194,17 @@ class HiddenBatches(Iterator[Batch[np.ndarray]]):
         It draws for the rows of all processes, so that a row does not depend on their number.
         """
         whole, segments = np.zeros((2, *self._shape), tokens.dtype)
-        whole[:, self._rows], segments[:, self._rows] = tokens, is_text
+        whole[:, self._part], segments[:, self._part] = tokens, is_text
         drawn = _hide(key, whole, segments=segments, **self._hiding)
-        return (np.asarray(x)[:, self._rows] for x in drawn)
-
-    def shapes(self) -> list[Batch[jax.ShapeDtypeStruct]]:
-        """Returns the only shape of batch."""
-        whole = self._windows.shapes()[0]
-        length = whole.inputs.shape[2] + sum(map(len, self._around))
-        shape = (whole.inputs.shape[0], len(self._rows), length)
-        ids, weights = (jax.ShapeDtypeStruct(shape, x) for x in (np.int32, np.float32))
-        return [Batch(ids, ids, weights, None if whole.segments is None else ids)]
+        return (np.asarray(x)[:, self._part] for x in drawn)
 
     def state(self) -> dict[str, Any]:
         """Returns the position of the iterator, for JSON."""
-        return {"windows": self._windows.state(), "number": self._number}
+        return {"windows": super().state(), "number": self._number}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Moves the iterator to the position in `state`."""
-        self._windows.restore(state["windows"])
-        self._number = state["number"]
+        super().restore(state["windows"])
 
 
 def _between(around: Sequence[list[int]], rows: np.ndarray) -> np.ndarray:

@@ -1,20 +1,17 @@
 """Task of causal models: predict each token of a text from the tokens before it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from typing import ClassVar
 
-import jax
-import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.models.language_model import LanguageModel, Variables
-from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop
-from jaxformer.training.config import TextTraining
+from jaxformer.training.batch import WHOLE, OnScored, Share, noop
 from jaxformer.training.data.windows import EvaluationWindows, WindowBatches
 from jaxformer.training.evaluate import evaluate_documents, half
 from jaxformer.training.tasks.task import Measure, Score
@@ -45,9 +42,12 @@ class NextTokens(TextTask):
         rows = EvaluationWindows(self.data.held_out_documents, length, half(length))
         return min(1.0, self.config.evaluation_windows / len(rows))
 
-    def batches(self, share: Share = WHOLE) -> "MicroBatches":
+    def batches(self, share: Share = WHOLE) -> WindowBatches:
         """Returns the training batches from the beginning, or the share of one process."""
-        return MicroBatches(self.data.train.ids, self.config, self.data.train.starts, share)
+        config, stream = self.config, self.data.train
+        starts = stream.starts if config.packing == "documents" else None
+        how = {"accumulate": config.accumulate, "starts": starts, "share": share}
+        return WindowBatches(stream.ids, config.window, config.batch_size, config.seed, **how)
 
     def score(
         self,
@@ -85,53 +85,6 @@ class NextTokens(TextTask):
         text, longest = self.data.held_out_beginning, self.config.model.max_length
         words = first_words(text, lambda words: len(self.tokenizer.encode(words)) + 1 < longest)
         return ["generate", *[f"--prompt={words}"] * bool(words)]
-
-
-class MicroBatches(Iterator[Batch[np.ndarray]]):
-    """Windows of tokens, int32 [accumulate, batch, length].
-
-    The batches have segments if `config.packing` is "documents".
-    """
-
-    def __init__(
-        self, tokens: np.ndarray, config: TextTraining, starts: np.ndarray, share: Share = WHOLE
-    ):
-        """Prepares to read windows.
-
-        Args:
-            tokens: int [num_tokens].
-            config: The settings of the run, with the number and the length of windows.
-            starts: Indices in `tokens` where documents start.
-            share: The rows of each micro-batch to read.
-        """
-        accumulate, batch_size, length = config.accumulate, config.batch_size, config.window
-        self._shape = (accumulate, batch_size // share.count, length)
-        self._packed = config.packing == "documents"
-        rows, borders = share.rows(batch_size, accumulate), starts if self._packed else None
-        self._windows = WindowBatches(
-            tokens, length, accumulate * batch_size, config.seed, rows=rows, starts=borders
-        )
-        self.state, self.restore = self._windows.state, self._windows.restore
-
-    def __next__(self) -> Batch[np.ndarray]:
-        """Returns the next batch, with micro-batches along the first axis."""
-        return jax.tree.map(lambda x: x.reshape(self._shape), next(self._windows))
-
-    def places(self, number: int) -> np.ndarray:
-        """Returns the indices in `tokens` of a batch: its inputs and, last, each final target.
-
-        Args:
-            number: The number of the batch.
-
-        Returns:
-            int [accumulate, batch, length + 1].
-        """
-        return self._windows.places(number).reshape(*self._shape[:-1], -1)
-
-    def shapes(self) -> list[Batch[jax.ShapeDtypeStruct]]:
-        """Returns the only shape of batch."""
-        ids, weights = (jax.ShapeDtypeStruct(self._shape, x) for x in (np.int32, np.float32))
-        return [Batch(ids, ids, weights, ids) if self._packed else Batch(ids, ids)]
 
 
 def first_words(text: str, fits: Callable[[str], bool]) -> str:

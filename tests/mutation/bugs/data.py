@@ -54,7 +54,7 @@ BUGS = (
     ),
     Bug(
         "a masked window uses the previous tokens' documents",
-        "training.tasks.next_tokens:MicroBatches.places",
+        "training.data.windows:WindowBatches.places",
         then(lambda places: np.roll(places, 1, axis=-1)),
         f"{PACKING}::test_marks_and_special_tokens_are_never_hidden_nor_drawn",
     ),

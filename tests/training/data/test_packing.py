@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.training.batch import Batch, Share
-from jaxformer.training.config import HiddenTraining, TextTraining
+from jaxformer.training.config import HiddenTraining
+from jaxformer.training.data.windows import WindowBatches
 from jaxformer.training.objectives import CrossEntropy, summed_loss
 from jaxformer.training.tasks.hidden_tokens import HiddenBatches
-from jaxformer.training.tasks.next_tokens import MicroBatches
 from tests.properties import tiny
 from tests.properties.models import MODELS
 from tests.slow import mostly_slow
@@ -45,11 +45,11 @@ def _batches(model, documents, share=None, **options):
     share = share or Share()
     ids = np.concatenate([[END, *document] for document in documents])
     starts = np.cumsum([0, *(len(document) + 1 for document in documents[:-1])])
-    sizes = {"batch_size": 2, "packing": "documents", **options}
+    sizes = {"batch_size": 2, **options}
     if isinstance(model.config, jf.EncoderConfig):
-        config = HiddenTraining(model=model.config, mask_rate=0.4, **sizes)
+        config = HiddenTraining(model=model.config, mask_rate=0.4, packing="documents", **sizes)
         return HiddenBatches(ids, config, _Tokenizer, share, starts=starts)
-    return MicroBatches(ids, TextTraining(model=model.config, **sizes), starts, share)
+    return WindowBatches(ids, model.config.max_length, starts=starts, share=share, **sizes)
 
 
 def _alone(batch: Batch) -> Batch:

@@ -34,7 +34,7 @@ def _epochs(batches, length, count):
     needed = count * batches.num_windows
     targets = []
     while len(targets) < needed:
-        targets.extend(next(batches).targets)
+        targets.extend(next(batches).targets[0])
     return np.reshape(targets[:needed], (count, batches.num_windows, length))
 
 
@@ -54,7 +54,7 @@ def test_targets_are_the_inputs_moved_by_one(shape):
     num_tokens, length, batch_size, _ = shape
     batches = _batches(shape)
     for _ in range(3):
-        inputs, targets, *_ = next(batches)
+        inputs, targets = (ids[0] for ids in next(batches)[:2])
         assert inputs.shape == targets.shape == (batch_size, length)
         assert inputs.dtype == targets.dtype == np.int32
         assert type(inputs) is type(targets) is np.ndarray
@@ -135,7 +135,7 @@ def test_a_corpus_shorter_than_a_window_is_refused():
         "tokens: 64 of them are fewer than the 65 of one window of length 64; "
         "give more text or a smaller length"
     )
-    assert next(WindowBatches(np.arange(65), 64, 8)).inputs.shape == (8, 64)
+    assert next(WindowBatches(np.arange(65), 64, 8)).inputs.shape == (1, 8, 64)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_the_words_of_an_epoch_are_one_stream():
 def test_the_order_is_stable_across_versions():
     """A run that another version began continues with the same batches."""
     batches = WindowBatches(np.arange(1000), 7, 5, 3)
-    starts = [next(batches).inputs[:, 0].tolist() for _ in range(60)]
+    starts = [next(batches).inputs[0, :, 0].tolist() for _ in range(60)]
     assert starts[0] == [188, 496, 489, 859, 118] and starts[-1] == [188, 34, 670, 146, 244]
     batches.restore({**batches.state(), "iterator": {"next_index": 59}})
-    assert next(batches).inputs[:, 0].tolist() == starts[-1]
+    assert next(batches).inputs[0, :, 0].tolist() == starts[-1]
 
 
 # Several processes
@@ -194,13 +194,14 @@ def test_what_processes_read_together_is_the_batch_of_one(shape, count, accumula
     tokens, batch_size = np.arange(num_tokens), count * size
 
     def read(share):
-        rows = share.rows(batch_size, accumulate)
-        return WindowBatches(tokens, length, accumulate * batch_size, seed, rows=rows)
+        how = {"accumulate": accumulate, "share": share}
+        return WindowBatches(tokens, length, batch_size, seed, **how)
 
     one, parts = read(Share()), [read(Share(index, count)) for index in range(count)]
     for _ in range(3):
-        whole = next(one).inputs.reshape(accumulate, batch_size, length)
-        shares = [next(part).inputs.reshape(accumulate, size, length) for part in parts]
+        whole = next(one).inputs
+        shares = [next(part).inputs for part in parts]
+        assert whole.shape == (accumulate, batch_size, length)
         assert np.array_equal(np.concatenate(shares, axis=1), whole)
         assert all(part.state() == one.state() for part in parts)
         parts[0].restore(json.loads(json.dumps(one.state())))
@@ -252,9 +253,9 @@ def test_each_token_of_packed_documents_is_a_target_once_per_epoch(sizes, length
     for _ in range(2):
         found = Counter()
         for batch, row in itertools.islice(rows, batches.num_windows):
-            real = batch.weights[row] == 1
-            assert np.array_equal(real, batch.segments[row] > 0)
-            inputs, targets = (ids[row][real].tolist() for ids in batch[:2])
+            real = batch.weights[0, row] == 1
+            assert np.array_equal(real, batch.segments[0, row] > 0)
+            inputs, targets = (ids[0, row][real].tolist() for ids in batch[:2])
             found.update(zip(inputs, targets, strict=True))
         assert found == pairs
 
@@ -264,7 +265,7 @@ def test_each_token_of_packed_documents_is_a_target_once_per_epoch(sizes, length
 def test_each_document_of_a_window_is_a_segment(sizes, length, seed):
     starts, batches = _packed(sizes, length, 3, seed)
     batch = next(batches)
-    for inputs, segments in zip(batch.inputs, batch.segments, strict=True):
+    for inputs, segments in zip(batch.inputs[0], batch.segments[0], strict=True):
         for place in range(1, length):
             begins = segments[place] > 0 and segments[place] != segments[place - 1]
             assert begins == (segments[place] > 0 and inputs[place] in starts)

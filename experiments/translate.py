@@ -25,7 +25,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.train import main as train
 from jaxformer.decoding.translate import translate
 from jaxformer.runtime import start_jax
-from jaxformer.training.data.parallel import read_pairs
+from jaxformer.training.data.pairs import read_pairs
 from jaxformer.training.evaluate import bleu
 
 _TRANSFORMER = "--model encoder-decoder --preset translation"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jaxformer.models.language_model import LanguageModel, Variables
     from jaxformer.training.config import TrainingConfig
     from jaxformer.training.data.corpus import Documents
-    from jaxformer.training.data.parallel import Pair
+    from jaxformer.training.data.pairs import Pair
     from jaxformer.training.screen import Screen
 
 BATCH_SIZE = 16
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
 def _read(arguments: EvaluateArguments) -> "Documents | list[Pair]":
     """Returns the documents or the pairs. It runs before the model is loaded."""
     if arguments.source:
-        from jaxformer.training.data.parallel import read_pairs
+        from jaxformer.training.data.pairs import read_pairs
         from jaxformer.training.evaluate import bleu_metric
 
         if arguments.files:
@@ -195,7 +195,7 @@ def _scorer(
 
 
 def _text(loaded: Loaded, documents: "Documents") -> Scored:
-    from jaxformer.training.data.held_out import baselines
+    from jaxformer.training.data.split import baselines
     from jaxformer.training.evaluate import evaluate_documents
 
     model, variables, tokenizer, arguments, screen = loaded

@@ -12,7 +12,7 @@ from jaxformer.artifacts import byte_tokenizer
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens
-from jaxformer.training.data import reading
+from jaxformer.training.data import documents
 from jaxformer.training.data.corpus import read_documents
 from tests.errors import error_of
 from tests.hub import foreign
@@ -71,7 +71,7 @@ def test_a_tokenizer_that_makes_a_text_much_longer_is_refused(kind, load, tmp_pa
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.txt.GZ", "a.txt.zst"])
 def test_a_small_file_that_decompresses_to_a_huge_one_is_refused(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "_SMALL", 1 << 16)
+    monkeypatch.setattr(documents, "_SMALL", 1 << 16)
     data = b'{"text": "' + b"x" * (1 << 22) + b'"}'
     if name.endswith(".zst"):
         data = pytest.importorskip("pyarrow").compress(data, "zstd", asbytes=True)
@@ -84,7 +84,7 @@ def test_a_small_file_that_decompresses_to_a_huge_one_is_refused(name, tmp_path,
 
 def test_a_long_line_is_joined_once(tmp_path, monkeypatch):
     """Each byte of a line that arrives in many pieces is copied a bounded number of times."""
-    monkeypatch.setattr(reading, "PIECE_BYTES", 64)
+    monkeypatch.setattr(documents, "PIECE_BYTES", 64)
     lines = [b"x" * 5000, b"", b"y" * 100, b"z"]
     (tmp_path / "a.txt").write_bytes(b"\n".join(lines))
-    assert list(reading.read_lines(str(tmp_path / "a.txt"))) == lines
+    assert list(documents.read_lines(str(tmp_path / "a.txt"))) == lines

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.training.data.documents import HUB, Document, Source, TextFile, measure
-from jaxformer.training.data.reading import NotText
+from jaxformer.training.batch import noop
+from jaxformer.training.data.documents import HUB, Document, NotText, Source, TextFile, measure
 from jaxformer.training.data.records import HubDataset, source_of
 from jaxformer.training.data.separators import SeparatedText, separators_report, with_separators
 
@@ -39,7 +39,7 @@ class Documents:
         for source in sources:
             self.add(source)
 
-    def add(self, source: Source, on_read: Callable[[int], None] = lambda num_bytes: None) -> None:
+    def add(self, source: Source, on_read: Callable[[int], None] = noop) -> None:
         """Reads one more source. If that raises an error, nothing of the source is added.
 
         Args:
@@ -218,7 +218,7 @@ def standard_library() -> Documents:
 def read_documents(
     paths: Sequence[Path | str],
     text_field: str = "text",
-    on_read: Callable[[int], None] = lambda num_bytes: None,
+    on_read: Callable[[int], None] = noop,
     *,
     drop_copies: bool = True,
 ) -> tuple[Documents, list[str]]:
@@ -277,7 +277,7 @@ def _sources(named: str, text_field: str, skipped: list[str]) -> Iterator[Source
     A line for each skipped file is appended to ``skipped``.
     """
     if named.startswith(HUB):
-        yield HubDataset(named, text_field)
+        yield HubDataset("", named, text_field)
     elif os.path.isdir(named):
         for path in _files_below(named, skipped):
             yield source_of(named, os.path.relpath(path, named), text_field)

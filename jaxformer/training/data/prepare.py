@@ -17,8 +17,15 @@ from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special, report_of,
 from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
 from jaxformer.training.data.documents import AnyDocument, text_parts
-from jaxformer.training.data.held_out import Repeated, baselines, repeated_lines
-from jaxformer.training.data.split import DEFAULT_SPLIT, SplitPart, split, token_digests
+from jaxformer.training.data.split import (
+    DEFAULT_SPLIT,
+    Repeated,
+    SplitPart,
+    baselines,
+    repeated_lines,
+    split,
+    token_digests,
+)
 from jaxformer.training.data.tokens import TokenStream, open_tokens, write_tokens
 from jaxformer.training.screen import Screen
 

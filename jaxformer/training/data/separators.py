@@ -15,8 +15,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from jaxformer.artifacts.byte_tokenizer import END_OF_TEXT
-from jaxformer.training.data.documents import Document, Source, TextFile
-from jaxformer.training.data.reading import open_stream, read_piece, suffix_of
+from jaxformer.training.data.documents import (
+    Document,
+    Source,
+    TextFile,
+    open_stream,
+    read_piece,
+    suffix_of,
+)
 
 _NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|endofdocument|>", "<|eos|>", "<｜end▁of▁sentence｜>")
 _NAMES += ("</s>", "<eos>", "<EOS>", "[EOS]")

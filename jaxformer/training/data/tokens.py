@@ -24,6 +24,7 @@ import numpy as np
 
 from jaxformer.artifacts.files import json_text, write_whole
 from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.training.batch import noop
 from jaxformer.training.data.documents import AnyDocument, measure
 
 _FORMAT = "jaxformer tokens 2"
@@ -62,7 +63,7 @@ def write_tokens(
     documents: Iterable[AnyDocument],
     tokenizer: Tokenizer,
     path: str | Path,
-    on_encoded: Callable[[int], None] = lambda num_bytes: None,
+    on_encoded: Callable[[int], None] = noop,
     *,
     after: Sequence[int] = (),
 ) -> TokenStream:

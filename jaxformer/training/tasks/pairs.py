@@ -24,8 +24,7 @@ from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, OnScored, Share, noop
 from jaxformer.training.config import Inputs, PairTraining
 from jaxformer.training.data.documents import Document
-from jaxformer.training.data.pairs import PairBatches, best_widths
-from jaxformer.training.data.parallel import Pair, read_pairs, split_pairs
+from jaxformer.training.data.pairs import Pair, PairBatches, best_widths, read_pairs, split_pairs
 from jaxformer.training.data.prepare import given_tokenizer, open_streams
 from jaxformer.training.data.tokens import TokenStream, write_tokens
 from jaxformer.training.evaluate import score_pairs

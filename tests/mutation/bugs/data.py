@@ -169,7 +169,7 @@ BUGS = (
     ),
     Bug(
         "lines with other indentation count as new",
-        "training.data.held_out:_long",
+        "training.data.split:_long",
         Replace('" ".join(normalized(line).split())', "normalized(line)"),
         f"{HELD_OUT}::test_long_lines_that_stand_in_both_parts_are_counted",
     ),

@@ -150,7 +150,7 @@ BUGS = (
     ),
     Bug(
         "a carriage return within a line ends it",
-        "training.data.parallel:_read_lines",
+        "training.data.pairs:_read_lines",
         inside("read_lines", lambda _: lambda path: Path(path).read_bytes().splitlines()),
         "training/data/test_parallel.py::test_a_line_ends_at_a_line_feed_alone",
     ),

@@ -4,8 +4,7 @@ import os
 
 from jaxformer.training.data import corpus
 from jaxformer.training.data.corpus import read_documents, standard_library
-from jaxformer.training.data.held_out import baselines
-from jaxformer.training.data.split import DEFAULT_SPLIT, split
+from jaxformer.training.data.split import DEFAULT_SPLIT, baselines, split
 from tests.errors import error_of
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.training.data import held_out, reading
+from jaxformer.training.data import documents
+from jaxformer.training.data import split as module
 from jaxformer.training.data.corpus import standard_library
 from jaxformer.training.data.documents import Document, TextFile
-from jaxformer.training.data.held_out import baselines, repeated_lines
-from jaxformer.training.data.split import DEFAULT_SPLIT, split
+from jaxformer.training.data.split import DEFAULT_SPLIT, baselines, repeated_lines, split
 from tests.errors import error_of
 
 
@@ -42,7 +42,7 @@ def test_compressors_read_a_bounded_part(monkeypatch):
     """They compress the beginning, across documents and pieces: xz takes hours for gigabytes."""
     texts = [random.Random(n).choices("abcdef \n", k=300) for n in range(9)]
     some = [Document("", "".join(text)) for text in texts]
-    monkeypatch.setattr(held_out, "MOST_COMPRESSED", 1000)
+    monkeypatch.setattr(module, "MOST_COMPRESSED", 1000)
     bits = baselines(some)
     whole = "".join(document.text for document in some)
     monkeypatch.undo()
@@ -70,10 +70,10 @@ def test_long_lines_that_stand_in_both_parts_are_counted(train, held, together):
 
     def long(part):
         found = [" ".join(line.split()) for some in part for line in some.text.split("\n")]
-        return [line for line in found if len(line) >= held_out.LONG_LINE]
+        return [line for line in found if len(line) >= module.LONG_LINE]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(held_out, "_HASHED_TOGETHER", together)
+        patch.setattr(module, "_HASHED_TOGETHER", together)
         found = repeated_lines(train, held)
     known = set(long(train))
     assert found == (len(long(held)), sum(line in known for line in long(held)))
@@ -83,7 +83,7 @@ def test_repeated_lines_across_pieces_are_found(tmp_path, monkeypatch):
     line = "this line is long enough that to meet it twice cannot be an accident\n"
     (tmp_path / "a.txt").write_text("short\n" + line * 3 + "a short end")
     file = TextFile(str(tmp_path), "a.txt")
-    monkeypatch.setattr(reading, "PIECE_BYTES", 10)
+    monkeypatch.setattr(documents, "PIECE_BYTES", 10)
     assert repeated_lines([file], [Document("", line)]) == (1, 1)
     assert repeated_lines([Document("", "other")], [file]) == (3, 0)
 

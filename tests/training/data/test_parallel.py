@@ -17,7 +17,7 @@ from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased
 from jaxformer.models.config import EncoderDecoderConfig
 from jaxformer.training.config import PairTraining
-from jaxformer.training.data.parallel import read_pairs, split_pairs
+from jaxformer.training.data.pairs import read_pairs, split_pairs
 from jaxformer.training.data.split import groups_of_alike
 from jaxformer.training.screen import Screen
 from jaxformer.training.tasks.pairs import Pairs

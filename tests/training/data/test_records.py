@@ -7,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxformer.training.data import reading as module
+from jaxformer.training.data import documents as module
 from jaxformer.training.data.corpus import Documents, read_documents
-from jaxformer.training.data.documents import Document, Excerpt, TextFile
-from jaxformer.training.data.reading import NotText
+from jaxformer.training.data.documents import Document, Excerpt, NotText, TextFile
 from tests.errors import error_of
 
 TEXTS = ["one", "zwei\nZeilen", "café 猫\r\n", 'a "quote" \\n', "one more " * 40]

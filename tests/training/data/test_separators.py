@@ -14,7 +14,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
 from jaxformer.models.config import DecoderConfig
 from jaxformer.training.config import Inputs, TextTraining
-from jaxformer.training.data import reading
+from jaxformer.training.data import documents
 from jaxformer.training.data.corpus import read_documents
 from jaxformer.training.data.prepare import gather, read_data, write_data
 from jaxformer.training.data.separators import divided
@@ -108,7 +108,7 @@ def test_a_separator_at_the_border_of_two_pieces_of_a_file_is_found(tmp_path, mo
     expected = texts_of(tmp_path / "a.txt")
     assert expected == [f"{story}\n" for story in STORIES[:-1]] + STORIES[-1:]
     for size in (7, 16, 29, 64):
-        monkeypatch.setattr(reading, "PIECE_BYTES", size)
+        monkeypatch.setattr(documents, "PIECE_BYTES", size)
         assert texts_of(tmp_path / "a.txt") == expected
 
 

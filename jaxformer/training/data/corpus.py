@@ -1,8 +1,9 @@
 """The text of a run: documents from files, folders, hub datasets or the standard library."""
 
 import os
+import struct
 import sysconfig
-from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.training.batch import noop
 from jaxformer.training.data.documents import HUB, Document, NotText, Source, TextFile, measure
 from jaxformer.training.data.records import HubDataset, source_of
-from jaxformer.training.data.separators import SeparatedText, separators_report, with_separators
+from jaxformer.training.data.separators import separators_in, with_separators
 
 # Folders of the standard library with tests, third-party packages or machine-specific files.
 _NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages"}
@@ -21,6 +22,10 @@ _NOT_LIBRARY |= {"__pycache__", "ensurepip", "lib-dynload"}
 # Character tables are near copies of each other: the training part would contain the held-out part.
 _NOT_LIBRARY |= {"encodings"}
 _MACHINE_MADE = ("config-", "_sysconfigdata")
+
+
+# What is known of each document in memory.
+_MEASURED = np.dtype([("digest", ">u8", 2), ("num_bytes", "<i8"), ("num_characters", "<i8")])
 
 
 class Documents:
@@ -34,8 +39,7 @@ class Documents:
         """Reads all sources once. Errors of the sources are not caught."""
         self._sources: list[Source] = []
         self._ends: list[int] = []  # number of documents up to the end of each source
-        self._digests, self._sizes, self._characters = bytearray(), array("q"), array("q")
-        self._is_present = np.ones(0, bool)
+        self._measured, self._is_present = bytearray(), np.ones(0, bool)
         for source in sources:
             self.add(source)
 
@@ -46,19 +50,17 @@ class Documents:
             source: The source.
             on_read: Called with the number of bytes read so far of the current document.
         """
-        begin = len(self._sizes)
+        begin = len(self._measured)
         try:
             for document in source.documents():
-                digest, num_bytes, num_characters = measure(document, on_read)
-                self._digests += digest
-                self._sizes.append(num_bytes)
-                self._characters.append(num_characters)
+                digest, *lengths = measure(document, on_read)
+                self._measured += digest + struct.pack("<2q", *lengths)
         except ValueError:
-            del self._digests[16 * begin :], self._sizes[begin:], self._characters[begin:]
+            del self._measured[begin:]
             raise
         self._sources.append(source)
-        self._ends.append(len(self._sizes))
-        self._is_present = np.ones(len(self._sizes), bool)
+        self._ends.append(len(self._measured) // _MEASURED.itemsize)
+        self._is_present = np.ones(self._ends[-1], bool)
 
     def drop_copies(self) -> list[str]:
         """Drops documents that are empty or equal to an earlier one.
@@ -66,7 +68,10 @@ class Documents:
         Returns:
             A line for each source that has such documents.
         """
-        before, self._is_present = self._is_present, self._is_present & (np.array(self._sizes) > 0)
+        before, self._is_present = (
+            self._is_present,
+            self._is_present & (self._table["num_bytes"] > 0),
+        )
         return self._drop(before, self.digests, "a copy of", "copies of others or empty")
 
     def drop_alike(self, digests: np.ndarray) -> list[str]:
@@ -104,16 +109,14 @@ class Documents:
             first[present[order]] = present[order[begins][group]]
             self._is_present = self._is_present & (first == np.arange(len(before)))
         dropped, reports = before & ~self._is_present, []
-        for source, begin, end in zip(self._sources, [0, *self._ends], self._ends, strict=False):
+        for source, begin, end in self._spans():
             if not (number := int(dropped[begin:end].sum())):
                 continue
             if isinstance(source, TextFile):
                 original = self._sources[np.searchsorted(self._ends, first[begin], "right")]
                 reports.append(f"{source.path}: {of_file} {original.path}")
             else:
-                noun = (
-                    "documents" if isinstance(source, SeparatedText) and source.found else "records"
-                )
+                noun = "documents" if separators_in(source) else "records"
                 records = f"{number:,} of {end - begin:,} {noun}"
                 reports.append(f"{source.path}: {records}, {of_records}")
         return reports
@@ -139,18 +142,24 @@ class Documents:
 
     def separators(self) -> str | None:
         """Returns a line about the separators that are written in the sources, or None."""
-        begins = [0, *self._ends]
-        divided = [
-            (source.found, end - begin)
-            for source, begin, end in zip(self._sources, begins, self._ends, strict=False)
-            if isinstance(source, SeparatedText) and source.found
-        ]
-        return separators_report(divided)
+        found = [(separators_in(source), end - begin) for source, begin, end in self._spans()]
+        divided = [(names, number) for names, number in found if names]
+        if not divided:
+            return None
+        names = sum((names for names, _ in divided), Counter()).most_common()
+        counts = ", ".join(f"{name} ({number:,})" for name, number in names)
+        files = "1 file" if len(divided) == 1 else f"{len(divided):,} files"
+        documents = f"{sum(number for _, number in divided):,} documents"
+        return f"separators in the text: {counts}; they divide {files} into {documents}"
+
+    def _spans(self) -> Iterator[tuple[Source, int, int]]:
+        """Yields each source with the numbers where its documents begin and end."""
+        return zip(self._sources, [0, *self._ends[:-1]], self._ends, strict=True)
 
     @property
-    def num_sources(self) -> int:
-        """Number of sources."""
-        return len(self._sources)
+    def _table(self) -> np.ndarray:
+        """`_MEASURED` of each document, also of those that were dropped."""
+        return np.frombuffer(bytes(self._measured), _MEASURED)
 
     @property
     def num_bytes(self) -> int:
@@ -160,17 +169,17 @@ class Documents:
     @property
     def digests(self) -> np.ndarray:
         """Digest of each document, big-endian uint64 [len, 2], which sorts like the bytes."""
-        return np.frombuffer(bytes(self._digests), ">u8").reshape(-1, 2)[self._is_present]
+        return self._table["digest"][self._is_present]
 
     @property
     def sizes(self) -> np.ndarray:
         """Length of each document in UTF-8 bytes, int64 [len]."""
-        return np.array(self._sizes)[self._is_present]
+        return self._table["num_bytes"][self._is_present]
 
     @property
     def characters(self) -> np.ndarray:
         """Length of each document in characters, int64 [len]."""
-        return np.array(self._characters)[self._is_present]
+        return self._table["num_characters"][self._is_present]
 
 
 def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -200,15 +209,14 @@ def standard_library() -> Documents:
     root = sysconfig.get_path("stdlib")
     names = []
     for folder, subfolders, files in os.walk(root):
-        subfolders[:] = [name for name in subfolders if _is_library(name)]
-        for name in files:
-            if name.endswith(".py") and _is_library(name):
-                names.append(Path(folder, name).relative_to(root).as_posix())
+        subfolders[:] = filter(_is_library, subfolders)
+        sources = (name for name in filter(_is_library, files) if name.endswith(".py"))
+        names += [Path(folder, name).relative_to(root).as_posix() for name in sources]
     documents = Documents()
     for name in sorted(names):
         with suppress(NotText):
             documents.add(TextFile(root, name))
-    if not documents.num_sources:
+    if not len(documents):
         raise ValueError(
             f"{root}: this Python installation has no library source; give TEXT to train on"
         )
@@ -246,7 +254,7 @@ def read_documents(
     """
     documents, skipped, before = Documents(), [], 0
     for named in map(str, paths):
-        sources_before = documents.num_sources
+        is_empty = True
         for source in _sources(named, text_field, skipped):
             size = _size(source)
 
@@ -255,12 +263,13 @@ def read_documents(
 
             try:
                 documents.add(with_separators(source), advance)
+                is_empty = False
             except NotText as error:
                 if not os.path.isdir(named):
                     raise
                 skipped.append(str(error))
             before += size
-        if documents.num_sources == sources_before:
+        if is_empty:
             raise ValueError(f"{named}: the folder has no UTF-8 text files")
     skipped += documents.drop_copies() if drop_copies else ()
     return documents, skipped

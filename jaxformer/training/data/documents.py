@@ -330,6 +330,16 @@ def text_parts(documents: Iterable[AnyDocument]) -> Iterator[str]:
         yield "\n"
 
 
+def marked(parts: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
+    """Yields (whether the part is the first, whether it is the last, part)."""
+    remaining = iter(parts)
+    is_first, part = True, next(remaining, None)
+    while part is not None:
+        following = next(remaining, None)
+        yield is_first, following is None, part
+        is_first, part = False, following
+
+
 class DocumentDigest(NamedTuple):
     """Digest and size of a document.
 

@@ -15,14 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from jaxformer.artifacts.byte_tokenizer import END_OF_TEXT
-from jaxformer.training.data.documents import (
-    Document,
-    Source,
-    TextFile,
-    open_stream,
-    read_piece,
-    suffix_of,
-)
+from jaxformer.training.data import documents
+from jaxformer.training.data.documents import Document, Source, TextFile
 
 _NAMES = (END_OF_TEXT, "<|end_of_text|>", "<|endofdocument|>", "<|eos|>", "<｜end▁of▁sentence｜>")
 _NAMES += ("</s>", "<eos>", "<EOS>", "[EOS]")
@@ -50,7 +44,7 @@ class SeparatedText:
     def __init__(self, source: Source):
         """Wraps a source without reading it."""
         self.source, self.found = source, Counter()
-        self._inline = suffix_of(source.path) in _PLAIN
+        self._inline = documents.suffix_of(source.path) in _PLAIN
 
     @property
     def path(self) -> str:
@@ -79,32 +73,21 @@ def with_separators(source: Source) -> Source:
 
     A file of text without separators is returned unchanged, because it may be larger than memory.
     """
-    if suffix_of(source.path) in _CODE:
+    if documents.suffix_of(source.path) in _CODE:
         return source
     if isinstance(source, TextFile) and not _has_separators(source):
         return source
     return SeparatedText(source)
 
 
-def separators_report(divided: Iterable[tuple[Counter[str], int]]) -> str | None:
-    """Returns a line about divided sources; None if there are none.
-
-    Args:
-        divided: The separators of each source, and the number of its documents.
-    """
-    divided = list(divided)
-    if not divided:
-        return None
-    names = sum((found for found, _ in divided), Counter())
-    counts = ", ".join(f"{name} ({number:,})" for name, number in names.most_common())
-    files = "1 file" if len(divided) == 1 else f"{len(divided):,} files"
-    documents = sum(number for _, number in divided)
-    return f"separators in the text: {counts}; they divide {files} into {documents:,} documents"
+def separators_in(source: Source) -> Counter[str]:
+    """Returns the separators that divided a source when it was last read, with their numbers."""
+    return source.found if isinstance(source, SeparatedText) else Counter()
 
 
 def _has_separators(file: TextFile) -> bool:
     """Returns whether a separator divides the file; False if the file cannot be read."""
-    inline = suffix_of(file.path) in _PLAIN
+    inline = documents.suffix_of(file.path) in _PLAIN
     try:
         if _spells_name(file.path):
             return any(name for _, name in divided(file.pieces(), inline=inline))
@@ -116,9 +99,9 @@ def _has_separators(file: TextFile) -> bool:
 def _spells_name(path: str) -> bool:
     """Returns whether the bytes of a file hold any of the names."""
     names, rest = re.compile("|".join(map(re.escape, _NAMES)).encode()), b""
-    with open_stream(path) as file:
+    with documents.open_stream(path) as file:
         while True:
-            data, error = read_piece(file)
+            data, error = documents.read_piece(file)
             if names.search(rest + data):
                 return True
             if error is not None or not data:
@@ -140,7 +123,7 @@ def divided(parts: Iterable[str], *, inline: bool) -> Iterator[tuple[str, str | 
         (the text up to a separator, the name of the separator). The last name is None.
     """
     text, begin, at = "", 0, 0  # the document begins at `begin`; it is searched up to `at`
-    for part, is_last in _with_last(parts):
+    for _, is_last, part in documents.marked(parts):
         text, begin, at = text[begin:] + part, 0, at - begin
         while match := _PATTERN.search(text, at):
             at = match.start()
@@ -195,13 +178,3 @@ def _is_mentioned(left: str, right: str) -> bool:
     return follows_word and (
         right[0] in _MARKS or (right[0] == " " and right.lstrip()[:1].islower())
     )
-
-
-def _with_last(parts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Yields each part, and whether it is the last one."""
-    remaining = iter(parts)
-    part = next(remaining, None)
-    while part is not None:
-        following = next(remaining, None)
-        yield part, following is None
-        part = following

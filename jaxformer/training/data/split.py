@@ -28,53 +28,37 @@ _TRAIN, _HELD_OUT, _CUT = range(3)
 _ENCODED_TOGETHER = 1 << 14  # lines
 
 
-class _Division(NamedTuple):
-    """Assignment of documents to the two parts.
-
-    Attributes:
-        documents: The documents.
-        sides: uint8 [documents]: `_TRAIN`, `_HELD_OUT` or `_CUT`.
-        lengths: The characters of each document.
-        share: The held-out share of each document that is cut.
-        positions: The positions of the cuts computed so far, by the number of the document.
-    """
-
-    documents: Documents
-    sides: np.ndarray
-    lengths: np.ndarray
-    share: float
-    positions: dict[int, int]
-
-    def position(self, number: int, document: Document | TextFile) -> int:
-        if number not in self.positions:
-            self.positions[number] = _cut_position(document, int(self.lengths[number]), self.share)
-        return self.positions[number]
-
-
 class SplitPart:
     """One part of a split: whole documents and excerpts, which each iteration reads from disk."""
 
-    def __init__(self, division: _Division, side: int):
+    def __init__(
+        self,
+        documents: Documents,
+        sides: np.ndarray,
+        side: int,
+        position: Callable[[int, Document | TextFile], int],
+    ):
         """Selects the documents of one side.
 
         Args:
-            division: The assignment of the documents.
+            documents: The documents of both parts.
+            sides: uint8 [documents]: `_TRAIN`, `_HELD_OUT` or `_CUT`.
             side: `_TRAIN` or `_HELD_OUT`.
+            position: Returns where to cut a document with this number.
         """
-        self._division, self._side = division, side
+        self._documents, self._sides, self._side = documents, sides, side
+        self._position, lengths = position, documents.characters
         least = 1 if side == _TRAIN else 2  # one character cannot be divided
-        is_cut = (division.sides == _CUT) & (division.lengths >= least)
-        is_whole = (division.sides == side) & (division.lengths > 0)
-        self._is_included = is_cut | is_whole
+        is_cut = (sides == _CUT) & (lengths >= least)
+        self._is_included = is_cut | ((sides == side) & (lengths > 0))
 
     def __iter__(self) -> Iterator[AnyDocument]:
         """Yields the documents and excerpts in order."""
-        division = self._division
-        for number, document in enumerate(division.documents):
+        for number, document in enumerate(self._documents):
             if not self._is_included[number]:
                 continue
-            if division.sides[number] == _CUT:
-                position = division.position(number, document)
+            if self._sides[number] == _CUT:
+                position = self._position(number, document)
                 first, last = (0, position) if self._side == _TRAIN else (position, None)
                 document = Excerpt(document, first, last)
             yield document
@@ -120,8 +104,14 @@ def split(
     total = documents.num_bytes
     aim = min(max(fraction * total, min(minimum_bytes, total / 10)), maximum_bytes)
     share = aim / max(total, 1)
-    division = _Division(documents, _choose(documents, aim, share), documents.characters, share, {})
-    train, held_out = SplitPart(division, _TRAIN), SplitPart(division, _HELD_OUT)
+    sides, lengths, positions = _choose(documents, aim, share), documents.characters, {}
+
+    def position(number: int, document: Document | TextFile) -> int:
+        if number not in positions:
+            positions[number] = _cut_position(document, int(lengths[number]), share)
+        return positions[number]
+
+    train, held_out = (SplitPart(documents, sides, x, position) for x in (_TRAIN, _HELD_OUT))
     if not train or not held_out:
         raise ValueError(f"documents: {total} bytes of text are too few to hold some of them out")
     return train, held_out

@@ -25,7 +25,7 @@ import numpy as np
 from jaxformer.artifacts.files import json_text, write_whole
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.batch import noop
-from jaxformer.training.data.documents import AnyDocument, measure
+from jaxformer.training.data.documents import AnyDocument, marked, measure
 
 _FORMAT = "jaxformer tokens 2"
 _HEADER_BYTES = 1024
@@ -221,7 +221,7 @@ def groups(documents: Iterable[AnyDocument], tokenizer: Tokenizer) -> Iterator[G
     """
     group, size = [], 0
     for document in documents:
-        for begins, ends, piece in _marked(tokenizer.pieces(document.pieces())):
+        for begins, ends, piece in marked(tokenizer.pieces(document.pieces())):
             group.append((begins, ends, piece))
             size += len(piece)
             if size > _GROUP_CHARACTERS:
@@ -229,16 +229,6 @@ def groups(documents: Iterable[AnyDocument], tokenizer: Tokenizer) -> Iterator[G
                 group, size = [], 0
     if group:
         yield group
-
-
-def _marked(pieces: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
-    """Yields (whether the piece is the first, whether it is the last, piece)."""
-    remaining = iter(pieces)
-    begins, piece = True, next(remaining, None)
-    while piece is not None:
-        following = next(remaining, None)
-        yield begins, following is None, piece
-        begins, piece = False, following
 
 
 def _encode_group(

@@ -23,9 +23,9 @@ from jaxformer.interpret.texts import next_token_batch, repeated_batch
 from jaxformer.models.parameters import init
 from jaxformer.training.config import Inputs
 from jaxformer.training.data.corpus import read_documents, standard_library
-from jaxformer.training.data.prepare import read_data
 from jaxformer.training.data.split import DEFAULT_SPLIT, split
 from jaxformer.training.run_folders import read_run, run_name
+from jaxformer.training.tasks.text import read_data
 
 
 def held_out_ids(paths, run, tokenizer):

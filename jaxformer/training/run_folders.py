@@ -333,7 +333,6 @@ def prepare_run(
     Raises:
         ValueError: The folder is in use, or the data cannot be trained on.
     """
-    from jaxformer.training.data.prepare import is_prepared
     from jaxformer.training.tasks import task_of
 
     kind, gathered, is_new = task_of(config), None, False
@@ -342,7 +341,7 @@ def prepare_run(
         gathered = kind.gather(inputs, config, screen)  # raises before the folder is created
         is_new = claim(folder)
     hold_lock(folder, screen.say, stack)
-    if not is_prepared(folder):
+    if not folder.baselines.exists():  # the last file of an earlier preparation
         gathered = kind.gather(inputs, config, screen) if resume else gathered
         if keep_base is not None:
             keep_base(folder, config)

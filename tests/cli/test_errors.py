@@ -122,16 +122,16 @@ def test_a_folder_with_other_files_is_left_alone(corpus, tmp_path, capsys):
 
 def test_a_folder_that_another_process_takes_is_left_alone(corpus, tmp_path, capsys, monkeypatch):
     """The folder is free at first and taken while the text is read: the other run is unchanged."""
-    from jaxformer.training.data import prepare
+    from jaxformer.training.tasks.text import TextTask
 
-    gather, taken = prepare.gather, tmp_path / "runs/functions/config.json"
+    gather, taken = TextTask.gather, tmp_path / "runs/functions/config.json"
 
     def slowly(*arguments):
         taken.parent.mkdir(parents=True)
         taken.write_text("theirs")
         return gather(*arguments)
 
-    monkeypatch.setattr(prepare, "gather", slowly)
+    monkeypatch.setattr(TextTask, "gather", slowly)
     refused(capsys, ["train", corpus], "runs/functions", "another process")
     assert files_below(tmp_path) == {taken: b"theirs"}
 

@@ -85,8 +85,8 @@ def test_every_evaluation_scores_the_same_windows(trained):
 
     Scoring the windows again with the loaded model gives the same figures.
     """
-    from jaxformer.training.data.prepare import read_data
     from jaxformer.training.evaluate import evaluate_documents
+    from jaxformer.training.tasks.text import read_data
 
     folder = RunFolder(trained)
     data, (model, variables, _) = read_data(folder), jf.load(trained)

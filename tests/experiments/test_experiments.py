@@ -117,17 +117,17 @@ def test_heads_are_scored_on_the_text_of_their_run(tmp_path):
     from jaxformer.artifacts.run import RunFolder
     from jaxformer.training.config import Inputs
     from jaxformer.training.data.corpus import read_documents
-    from jaxformer.training.data.prepare import read_data, write_data
     from jaxformer.training.presets import training_preset
     from jaxformer.training.run_folders import write_run
     from jaxformer.training.screen import Screen
+    from jaxformer.training.tasks.text import TextTask, read_data
 
     for name in ("tinyshakespeare.txt", "other.txt"):
         (tmp_path / name).write_text(f"Of {name}, some lines\n" * 400)
     own, other = tmp_path / "tinyshakespeare.txt", tmp_path / "other.txt"
     folder, config = RunFolder(tmp_path / "run"), training_preset("tiny", "decoder")
     folder.path.mkdir()
-    write_data(folder, config, *read_documents([own]), Screen(quiet=True))
+    TextTask.write(folder, config, read_documents([own]), Screen(quiet=True))
     write_run(folder, Inputs((own,)), config)
     tokenizer = read_data(folder).tokenizer
     name, ids = heads.held_out_ids([], folder.path, tokenizer)

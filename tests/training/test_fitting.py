@@ -12,9 +12,9 @@ from jaxformer.cli.arguments import read_given
 from jaxformer.cli.flags import field_values
 from jaxformer.models.config import KINDS, PRESETS, RecurrentConfig, kind_of
 from jaxformer.training.config import TextTraining
-from jaxformer.training.data.prepare import _check_new_model
 from jaxformer.training.fitting import fit_preset
 from jaxformer.training.presets import RUNS, TRAININGS, training_preset
+from jaxformer.training.tasks.text import _check_new_model
 
 EVERY = {
     **{f"{name} {kind}": run for name, kinds in RUNS.items() for kind, run in kinds.items()},

@@ -150,9 +150,7 @@ def _cut_position(document: Document | TextFile, length: int, share: float) -> i
 
 
 def token_digests(
-    documents: Iterable[AnyDocument],
-    tokenizer: Tokenizer,
-    on_encoded: Callable[[int], None] = noop,
+    documents: Iterable[AnyDocument], tokenizer: Tokenizer, on_encoded: Callable[[int], None] = noop
 ) -> np.ndarray:
     """Returns a digest of each document's tokens, big-endian uint64 [documents, 2].
 

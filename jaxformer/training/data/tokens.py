@@ -23,6 +23,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from jaxformer.artifacts.files import json_text, write_whole
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.saved import run_tokenizer
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.training.batch import noop
 from jaxformer.training.data.documents import AnyDocument, marked, measure
@@ -131,6 +133,28 @@ def open_tokens(path: str | Path) -> TokenStream:
     return TokenStream(ids, starts, **{name: header[name] for name in TokenStream._fields[2:]})
 
 
+def open_streams(folder: RunFolder, paths: list[Path], tokenizer: Tokenizer) -> list[TokenStream]:
+    """Opens files of tokens.
+
+    Raises:
+        ValueError: A file was made by another tokenizer than that of the folder.
+    """
+    streams = [open_tokens(path) for path in paths]
+    for path, stream in zip(paths, streams, strict=True):
+        if stream.tokenizer != tokenizer.fingerprint:
+            raise ValueError(f"{path} was made by another tokenizer than {folder.tokenizer}")
+    return streams
+
+
+def given_tokenizer(folder: RunFolder) -> Tokenizer | None:
+    """Returns the tokenizer of the checkpoint from which a run began; None: there is no such one.
+
+    Without it, the run trains a tokenizer.
+    """
+    began = folder.holds_run and "from" in folder.read_config()
+    return run_tokenizer(folder) if began else None
+
+
 def _ids_offset(header: dict[str, Any]) -> int:
     """Returns the number of bytes before the ids: the header and the table of starts."""
     return _HEADER_BYTES + _START_BYTES * header["num_documents"]
@@ -184,10 +208,7 @@ class _Progress(NamedTuple):
 
 
 def _encode(
-    documents: Iterable[AnyDocument],
-    tokenizer: Tokenizer,
-    after: Sequence[int],
-    done: _Progress,
+    documents: Iterable[AnyDocument], tokenizer: Tokenizer, after: Sequence[int], done: _Progress
 ) -> Iterator[tuple[_Progress, np.ndarray, np.ndarray]]:
     """Encodes each group that is not written yet.
 

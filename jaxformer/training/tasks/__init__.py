@@ -1,11 +1,6 @@
 """Tasks: the data, batches and scores of each kind of run, behind one interface for the loop."""
 
-from jaxformer.training.config import (
-    HiddenTraining,
-    PairTraining,
-    TextTraining,
-    TrainingConfig,
-)
+from jaxformer.training.config import HiddenTraining, PairTraining, TextTraining, TrainingConfig
 from jaxformer.training.tasks.task import FileTask
 
 

@@ -16,11 +16,7 @@ from jaxformer.functional.losses.token_masking import mask_tokens
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop, num_targets, num_tokens
 from jaxformer.training.config import HiddenTraining
-from jaxformer.training.data.windows import (
-    WindowBatches,
-    document_segments,
-    places_in_documents,
-)
+from jaxformer.training.data.windows import WindowBatches, document_segments, places_in_documents
 from jaxformer.training.evaluate import (
     hidden_rows,
     most_frequent,
@@ -86,12 +82,7 @@ class HiddenTokens(TextTask):
         return HiddenBatches(stream.ids, self.config, self.tokenizer, share, starts=stream.starts)
 
     def score(
-        self,
-        model: LanguageModel,
-        variables: Variables,
-        *,
-        whole: bool,
-        on_scored: OnScored = noop,
+        self, model: LanguageModel, variables: Variables, *, whole: bool, on_scored: OnScored = noop
     ) -> Score:
         """Scores the model on hidden tokens of the held-out text (see `Task.score`)."""
         rows = len(self.rows) if whole else self.config.evaluation_windows

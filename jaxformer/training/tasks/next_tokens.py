@@ -50,12 +50,7 @@ class NextTokens(TextTask):
         return WindowBatches(stream.ids, config.window, config.batch_size, config.seed, **how)
 
     def score(
-        self,
-        model: LanguageModel,
-        variables: Variables,
-        *,
-        whole: bool,
-        on_scored: OnScored = noop,
+        self, model: LanguageModel, variables: Variables, *, whole: bool, on_scored: OnScored = noop
     ) -> Score:
         """Scores the model on held-out text (see `Task.score`)."""
         evaluation = evaluate_documents(

@@ -88,12 +88,7 @@ class OwnBatches(Generic[AnyBatch]):
         return NumberedBatches(self.batch_of, share)
 
     def score(
-        self,
-        model: LanguageModel,
-        variables: Variables,
-        *,
-        whole: bool,
-        on_scored: OnScored = noop,
+        self, model: LanguageModel, variables: Variables, *, whole: bool, on_scored: OnScored = noop
     ) -> Score:
         """Returns the mean loss over all held-out batches (see `Task.score`)."""
         losses, count = [], 0.0

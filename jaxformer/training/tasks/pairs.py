@@ -25,8 +25,7 @@ from jaxformer.training.batch import WHOLE, OnScored, Share, noop
 from jaxformer.training.config import Inputs, PairTraining
 from jaxformer.training.data.documents import Document
 from jaxformer.training.data.pairs import Pair, PairBatches, best_widths, read_pairs, split_pairs
-from jaxformer.training.data.prepare import given_tokenizer, open_streams
-from jaxformer.training.data.tokens import TokenStream, write_tokens
+from jaxformer.training.data.tokens import TokenStream, given_tokenizer, open_streams, write_tokens
 from jaxformer.training.evaluate import score_pairs
 from jaxformer.training.objectives import CrossEntropy
 from jaxformer.training.screen import Screen
@@ -220,12 +219,7 @@ class Pairs:
         )
 
     def score(
-        self,
-        model: LanguageModel,
-        variables: Variables,
-        *,
-        whole: bool,
-        on_scored: OnScored = noop,
+        self, model: LanguageModel, variables: Variables, *, whole: bool, on_scored: OnScored = noop
     ) -> Score:
         """Scores the model on held-out pairs (see `Task.score`)."""
         total = len(self.held_out)

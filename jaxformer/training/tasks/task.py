@@ -86,12 +86,7 @@ class Task(Protocol):
         """Returns the training batches from the beginning, or the share of one process."""
 
     def score(
-        self,
-        model: LanguageModel,
-        variables: Variables,
-        *,
-        whole: bool,
-        on_scored: OnScored = ...,
+        self, model: LanguageModel, variables: Variables, *, whole: bool, on_scored: OnScored = ...
     ) -> Score:
         """Scores the model on held-out data.
 

@@ -69,7 +69,7 @@ BUGS = (
         "training.evaluate:never_hidden",
         gives(()),
         f"{PACKING}::test_marks_and_special_tokens_are_never_hidden_nor_drawn "
-        "training/data/test_prepare.py::test_evaluate_scores_what_training_holds_out",
+        "training/test_text.py::test_evaluate_scores_what_training_holds_out",
     ),
     Bug(
         "documents are split wherever the first token recurs",
@@ -81,7 +81,7 @@ BUGS = (
         "a held-out document is trained on in other letter case",
         "training.data.corpus:Documents.drop_alike",
         gives([]),
-        "training/data/test_prepare.py::test_evaluate_scores_what_training_holds_out",
+        "training/test_text.py::test_evaluate_scores_what_training_holds_out",
     ),
     Bug(
         "a held-out source is trained on in other letter case",

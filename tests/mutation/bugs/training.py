@@ -144,9 +144,9 @@ BUGS = (
     ),
     Bug(
         "an explicit held-out fraction has a minimum",
-        "training.data.prepare:_how_much",
+        "training.tasks.text:_how_much",
         then(lambda found: (found[0], max(found[1], 500_000), found[2])),
-        "training/data/test_prepare.py::test_the_flag_says_how_much_is_held_out",
+        "training/test_text.py::test_the_flag_says_how_much_is_held_out",
     ),
     Bug(
         "a carriage return within a line ends it",

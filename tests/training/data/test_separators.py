@@ -16,9 +16,9 @@ from jaxformer.models.config import DecoderConfig
 from jaxformer.training.config import Inputs, TextTraining
 from jaxformer.training.data import documents
 from jaxformer.training.data.corpus import read_documents
-from jaxformer.training.data.prepare import gather, read_data, write_data
 from jaxformer.training.data.separators import divided
 from jaxformer.training.screen import Screen
+from jaxformer.training.tasks.text import TextTask, read_data
 
 END = "<|endoftext|>"
 MODEL = DecoderConfig(vocab_size=257, max_length=16, num_layers=1, embed_dim=8, num_heads=1)
@@ -117,7 +117,8 @@ def test_a_run_learns_the_end_of_each_document(tmp_path):
     (tmp_path / "a.txt").write_text(END.join(STORIES) + f'the "{END}" token')
     folder, said = RunFolder(tmp_path / "run"), io.StringIO()
     config, screen = TextTraining(model=MODEL, held_out=0.5), Screen(file=said)
-    write_data(folder, config, *gather(Inputs((tmp_path / "a.txt",)), config, screen), screen)
+    gathered = TextTask.gather(Inputs((tmp_path / "a.txt",)), config, screen)
+    TextTask.write(folder, config, gathered, screen)
     data = read_data(folder)
     assert isinstance(data.tokenizer, ByteTokenizer)
     texts = [

@@ -22,16 +22,16 @@ from jaxformer.cli import evaluate as cli_evaluate
 from jaxformer.models.config import DecoderConfig, EncoderConfig
 from jaxformer.training import evaluate as training_evaluate
 from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
-from jaxformer.training.data import prepare
 from jaxformer.training.data.corpus import Documents, read_documents
 from jaxformer.training.data.documents import Document
-from jaxformer.training.data.prepare import gather, read_data, write_data
 from jaxformer.training.data.split import split
 from jaxformer.training.data.windows import EvaluationWindows
 from jaxformer.training.screen import Screen
 from jaxformer.training.tasks import hidden_tokens, next_tokens
+from jaxformer.training.tasks import text as text_task
 from jaxformer.training.tasks.hidden_tokens import HiddenTokens
 from jaxformer.training.tasks.next_tokens import NextTokens
+from jaxformer.training.tasks.text import TextTask, read_data
 from tests.errors import error_of
 from tests.slow import mostly_slow
 
@@ -51,14 +51,15 @@ MODEL = DecoderConfig(vocab_size=257, max_length=16, num_layers=1, embed_dim=8, 
 )
 def test_the_flag_says_how_much_is_held_out(tmp_path, monkeypatch, kilobytes, held_out, share):
     """The test uses a tenth of the real sizes, to save time."""
-    assert prepare.DEFAULT_SPLIT == (0.05, 500_000, 10_000_000)
-    monkeypatch.setattr(prepare, "DEFAULT_SPLIT", (0.05, 50_000, 60_000))
+    assert text_task.DEFAULT_SPLIT == (0.05, 500_000, 10_000_000)
+    monkeypatch.setattr(text_task, "DEFAULT_SPLIT", (0.05, 50_000, 60_000))
     lines = random.Random(0).choices(["one\n", "two words\n", "three\n"], k=100)
     documents = Documents(
         [Document("a", "".join(lines) * round(kilobytes * 1e3 / len("".join(lines))))]
     )
     folder = RunFolder(tmp_path / "run")
-    write_data(folder, TextTraining(model=MODEL, held_out=held_out), documents, [], Screen())
+    config = TextTraining(model=MODEL, held_out=held_out)
+    TextTask.write(folder, config, (documents, []), Screen())
     data = read_data(folder)
     sizes = data.train.num_bytes, data.held_out.num_bytes
     assert sizes[1] / sum(sizes) == pytest.approx(share, rel=0.002)
@@ -66,12 +67,12 @@ def test_the_flag_says_how_much_is_held_out(tmp_path, monkeypatch, kilobytes, he
 
 def test_the_tokenizer_trains_on_an_even_sample_of_the_text(monkeypatch):
     """The sample is cut between words; it is the whole text if the share is 1."""
-    monkeypatch.setattr(prepare, "_SAMPLED_TOGETHER", 100)
+    monkeypatch.setattr(text_task, "_SAMPLED_TOGETHER", 100)
     words = list(map(str, range(6000)))
     documents = [Document("", " ".join(words[at : at + 2000])) for at in (0, 2000, 4000)]
     size = sum(len(document.text) for document in documents)
-    assert sum(map(len, prepare._sample(documents, 1.0))) == size
-    sample = list(prepare._sample(documents, 0.25))
+    assert sum(map(len, text_task._sample(documents, 1.0))) == size
+    sample = list(text_task._sample(documents, 0.25))
     assert 0.24 * size < sum(map(len, sample)) <= 0.25 * size
     places = [int(word) for piece in sample for word in piece.split()]
     assert places == sorted(places) and max(map(sub, places[1:], places)) < 200
@@ -90,8 +91,8 @@ def test_skipped_files_and_repeated_lines_are_reported(tmp_path):
     (tmp_path / "text" / "image.png").write_bytes(b"\x89PNG\0")
     config, said = TextTraining(model=MODEL), io.StringIO()
     screen = Screen(file=said)
-    documents, skipped = gather(Inputs((tmp_path / "text",)), config, screen)
-    write_data(folder, config, documents, skipped, screen)
+    gathered = TextTask.gather(Inputs((tmp_path / "text",)), config, screen)
+    TextTask.write(folder, config, gathered, screen)
     assert "skipped, in part or completely: 3 files\n" in said.getvalue()
     listed = folder.documents.read_text().splitlines()
     image = tmp_path / "text" / "image.png"
@@ -143,8 +144,8 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
     No scored document has the same tokens as a training document.
     """
     tokenizer, random = opening_texts(READERS[reader]()), Random(0)
-    monkeypatch.setattr(prepare, "given_tokenizer", lambda folder: tokenizer)
-    monkeypatch.setattr(prepare, "run_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(text_task, "given_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(text_task, "run_tokenizer", lambda folder: tokenizer)
     texts = [" ".join(random.choices(PHRASES, k=random.choice([1, 3, 9]))) for _ in range(200)]
     lines = (json.dumps({"text": text}) + "\n" for text in [*PHRASES, *texts])
     (tmp_path / "a.jsonl").write_text("".join(lines))
@@ -155,11 +156,11 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
     model = model_kind(vocab_size=tokenizer.vocab_size, **sizes)
     config, folder = training(model=model, held_out=0.2), RunFolder(tmp_path / "run")
     folder.path.mkdir()
-    write_data(folder, config, documents, [], Screen())
+    TextTask.write(folder, config, (documents, []), Screen())
     data = read_data(folder)
     opening = len(tokenizer.opening)
     held_out = [document[opening:].tolist() for document in data.held_out_documents]
-    ending = len(prepare._ending(tokenizer)) if kind == "decoder" else 0
+    ending = len(text_task._ending(tokenizer)) if kind == "decoder" else 0
     known = {tuple(x[opening : len(x) - ending].tolist()) for x in data.train.split()}
     assert len(held_out) > 5 and not known & set(map(tuple, held_out))
 
@@ -203,10 +204,11 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
 def test_a_held_out_part_without_tokens_is_refused(tmp_path, monkeypatch):
     """A text of accents has bytes but no tokens, because this tokenizer strips accents."""
     tokenizer = READERS["words in a template"]()
-    monkeypatch.setattr(prepare, "given_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(text_task, "given_tokenizer", lambda folder: tokenizer)
     documents = Documents([Document("a", "the cat " * 50 + "\u0301" * 900)])
     folder = RunFolder(tmp_path)
     message = "the tokenizer makes no tokens from the held-out text; give more text"
     assert (
-        error_of(write_data, folder, TextTraining(model=MODEL), documents, [], Screen()) == message
+        error_of(TextTask.write, folder, TextTraining(model=MODEL), (documents, []), Screen())
+        == message
     )

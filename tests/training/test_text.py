@@ -173,7 +173,7 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
     monkeypatch.setattr(
         hidden_tokens, "score_hidden", lambda *x: wanted.extend(x[2]) or hidden_score
     )
-    monkeypatch.setattr(cli_evaluate, "run_config", lambda run: config)
+    monkeypatch.setattr(cli_evaluate.EvaluateArguments, "trained", config)
     for module, batches in ((training_evaluate, found), (next_tokens, wanted)):
 
         def scored(model, variables, documents, num_bytes, *, batches=batches, **options):
@@ -185,10 +185,10 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
     task = {"decoder": NextTokens, "encoder": HiddenTokens}[kind](config, data)
     task.score(None, None, whole=True)
     texts = list(split(documents, 0.2)[1])
-    checkpoint = (jf.build(model), None, tokenizer)
     arguments = cli_evaluate.EvaluateArguments("run", files=(tmp_path,))
+    loaded = cli_evaluate.Loaded(jf.build(model), None, tokenizer, arguments, Screen(quiet=True))
     scorer = {"decoder": cli_evaluate._text, "encoder": cli_evaluate._hidden}[kind]
-    scorer(checkpoint, texts, arguments, Screen(quiet=True))
+    scorer(loaded, texts)
     assert len(wanted) == len(found) > 1
     jax.tree.map(np.testing.assert_array_equal, wanted, found)
     targets = Counter(int(x) for b in wanted for x in b.targets[b.weights > 0])

@@ -20,7 +20,7 @@ from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.family import Family
 from jaxformer.hub.generation import written_generation
-from jaxformer.hub.table import TensorEntry, entries
+from jaxformer.hub.table import entries
 from jaxformer.hub.tokenizers.files import write_tokenizer
 from jaxformer.models.config.model import CheckpointDType, ModelConfig
 from jaxformer.models.config.transformer import TransformerConfig
@@ -89,7 +89,7 @@ def export(
         )
         write_json(unfinished / "config.json", {**ids, **options, "dtype": written.name})
         write_json(unfinished / "generation_config.json", generation | ids)
-        tensors = {entry.theirs: partial(of_entry, entry, leaves) for entry in wanted}
+        tensors = {entry.theirs: partial(entry.to_theirs, leaves) for entry in wanted}
         shapes = {entry.theirs: entry.their_shape for entry in wanted}
         for name, constant in matching.constants(config).items():
             if constant.is_saved:
@@ -112,11 +112,6 @@ def _converted(name: str, make: Callable[[], np.ndarray], dtype: np.dtype) -> np
             "'bfloat16' or 'float32'"
         )
     return converted
-
-
-def of_entry(entry: TensorEntry, leaves: dict) -> np.ndarray:
-    """Returns one of their tensors from our leaves."""
-    return entry.to_theirs([np.asarray(leaves[name])[entry.place] for name in entry.ours])
 
 
 def preferred(

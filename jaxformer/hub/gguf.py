@@ -24,7 +24,7 @@ from jaxformer.artifacts.tensors import flat, flat_shapes
 from jaxformer.artifacts.tokenizer import Tokenizer, steps_of
 from jaxformer.artifacts.tokenizer_files import CONFIG, MAP, TEMPLATE, TEMPLATES
 from jaxformer.functional.positions import rotary_frequencies
-from jaxformer.hub.export import counterpart, of_entry, preferred
+from jaxformer.hub.export import counterpart, preferred
 from jaxformer.hub.family import canonical
 from jaxformer.hub.table import TensorEntry, entries
 from jaxformer.models.config import RotaryScaling
@@ -125,7 +125,7 @@ def of_file(entry: TensorEntry, leaves: dict, config: TransformerConfig, turns: 
     Matrices are [outputs, inputs]. With `turns`, for Llama, the two features of a rotary pair are
     neighbours.
     """
-    tensor = np.asarray(of_entry(entry, leaves), np.float32)
+    tensor = np.asarray(entry.to_theirs(leaves), np.float32)
     part = entry.ours[0].split("/")
     if part[-1] == "kernel" and not entry.is_transposed:
         tensor = tensor.T

@@ -119,55 +119,37 @@ def fetched(source: str | Path) -> Path:
 def opened(folder: Path, dtype: str | None = None) -> "Stored | Foreign":
     """Opens a folder of any format without reading its parameters.
 
+    The parameters of a run that trained an adapter are those of its base plus the updates.
+
     Args:
         folder: The folder.
         dtype: dtype of the parameters; None: float32.
 
     Raises:
-        ValueError: If it holds no model, or one that is not implemented.
+        ValueError: If it holds no model, or one that is not implemented, or a run that trained an
+            adapter of an unknown base, or of itself.
     """
-    check_adapter_folder(folder)
-    sections = read_sections(folder)
-    if sections is None:
-        return foreign_folder(folder, dtype or "float32")
-    family, where = sections.get("family"), folder / "config.json"
-    if family not in (None, *FAMILIES):
-        names = ", ".join(FAMILIES)
-        raise ValueError(f"{where}: family is {shown(family)}; it must be one of {names}")
-    return adapted_run(folder, dtype) or own_folder(folder, sections, dtype)
-
-
-def check_adapter_folder(folder: Path) -> None:
-    """Raises ValueError for a PEFT adapter without a model of transformers in its folder."""
-    if not (folder / ADAPTER).is_file():
-        return
-    if not (folder / "config.json").is_file():
+    config, adapter = folder / "config.json", folder / ADAPTER
+    if adapter.is_file() and not config.is_file():
         raise ValueError(
             f"{folder} holds an adapter of PEFT without its model; copy the adapter's files into "
             "the folder of the model"
         )
-    if read_sections(folder) is not None:
+    sections = read_sections(folder)
+    if sections is None:
+        return foreign_folder(folder, dtype or "float32")
+    if adapter.is_file():
         raise ValueError(
-            f"{folder / ADAPTER} is beside a model in this project's own format, for which PEFT "
+            f"{adapter} is beside a model in this project's own format, for which PEFT "
             "has no adapters; move it into the folder of the model that it is for"
         )
-
-
-def adapted_run(folder: Path, dtype: str | None = None) -> Stored | None:
-    """Opens a run that trained an adapter. Its parameters are the base's plus the updates.
-
-    Returns:
-        None for any other folder.
-
-    Raises:
-        ValueError: If the base of the adapter is unknown, or if the run is its own base, directly
-            or through other runs.
-    """
-    sections, run = read_sections(folder) or {}, RunFolder(folder)
+    if (family := sections.get("family")) not in (None, *FAMILIES):
+        names = ", ".join(FAMILIES)
+        raise ValueError(f"{config}: family is {shown(family)}; it must be one of {names}")
     if (origin := adapter_origin(folder)) is None:
-        return None
+        return own_folder(folder, sections, dtype)
     check_acyclic(folder)
-    lora = lora_of(sections, run.config)
+    run, lora = RunFolder(folder), lora_of(sections, config)
 
     def read(like: dict) -> dict:
         return merged(origin_params(origin, like, run), read_adapter(run, lora, like))

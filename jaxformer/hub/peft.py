@@ -115,7 +115,7 @@ def _joined(entry: TensorEntry, updates: dict[int, tuple]) -> tuple[np.ndarray, 
     for place, (down, up) in updates.items():
         parts = [np.zeros((len(up), shape[-1]), up.dtype) for shape in entry.shapes]
         parts[place] = up
-        ups.append(entry.layout.join(parts, entry.num_heads))
+        ups.append(entry.layout.join(parts, entry.num_groups))
         downs.append(down)
     a, b = np.concatenate(downs, axis=-1).T, np.concatenate(ups, axis=0).T
     return np.ascontiguousarray(a), np.ascontiguousarray(b)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxformer.hub.family import Part
-from jaxformer.hub.options import Options, pattern, per_layer
+from jaxformer.hub.options import REQUIRED, Default, Options, pattern, per_layer
 from jaxformer.models.config import DecoderConfig, EncoderConfig, RotaryScaling
 from jaxformer.models.config.check import entries
 from jaxformer.models.config.transformer import TransformerConfig
@@ -37,43 +37,29 @@ _NOT_IMPLEMENTED = {"yarn": ("mscale", "mscale_all_dim")}
 _WHOLE_HEADS = "the class rotates whole heads"
 
 
-class RotaryEntry(NamedTuple):
-    """Checks and reads one object of rotary parameters.
+class RotaryEntry(Options):
+    """Options of one object of rotary parameters.
 
-    Args:
-        options: The options of the file.
-        name: The option that holds the object, for errors.
-        given: The object.
+    Attributes:
+        outside: The options of the file.
+        name: The option that holds the object.
         fields: The kinds of scaling that the class implements, and the fields of each.
+        kind: The kind of scaling.
     """
 
-    options: Options
-    name: str
-    given: dict
-    fields: dict[str, dict[str, str]]
+    def __init__(self, outside: Options, name: str, given: dict, fields: dict[str, dict[str, str]]):
+        """Wraps an object; raises ValueError if the class does not implement its kind."""
+        super().__init__(given, f"{outside.file}: {name}")
+        self.outside, self.name, self.fields = outside, name, fields
+        self.kind = given.get("rope_type", given.get("type", "default"))
+        if not isinstance(self.kind, str) or self.kind not in fields:
+            raise self.error("rope_type", f"it must be one of {', '.join(fields)}")
 
-    @property
-    def kind(self) -> str:
-        """The kind of scaling.
-
-        Raises:
-            ValueError: If the class does not implement it.
-        """
-        kind = self.given.get("rope_type", self.given.get("type", "default"))
-        if not isinstance(kind, str) or kind not in self.fields:
-            raise self.error(f"rope_type must be one of {', '.join(self.fields)}")
-        return kind
-
-    def error(self, accepted: str) -> ValueError:
-        """Returns the error for this object; `accepted` says which values are accepted."""
-        return ValueError(f"{self.options.file}: {self.name} is {self.given}; {accepted}")
-
-    def number(self, key: str, default: float) -> float:
-        """Returns a finite number of the object as a float."""
-        value = self.given.get(key, default)
-        if type(value) not in (int, float) or not abs(value) < 1e300:
-            raise self.error(f"{key} must be a number")
-        return float(value)
+    def number(self, key: str, default: Default = REQUIRED) -> float | Default:
+        """Returns a finite number. null is an error, as in the class."""
+        if self.is_null(key):
+            raise self.error(key, "it must be a number")
+        return super().number(key, default)
 
     def check_whole_heads(self, option: str) -> None:
         """Raises ValueError if scaled positions are combined with a fraction other than 1.
@@ -84,11 +70,11 @@ class RotaryEntry(NamedTuple):
         Args:
             option: The option outside the object that holds the fraction.
         """
-        self.options.ignore(option, because=_WHOLE_HEADS)
-        fraction = self.given.get("partial_rotary_factor", self.options.options.get(option))
+        self.outside.ignore(option, because=_WHOLE_HEADS)
+        fraction = self.options.get("partial_rotary_factor", self.outside.options.get(option))
         if self.kind != "default" and fraction not in (None, 1.0):
             raise ValueError(
-                f"{self.options.file}: partial_rotary_factor is {fraction!r}; with rope_type "
+                f"{self.outside.file}: partial_rotary_factor is {fraction!r}; with rope_type "
                 f"{self.kind!r} it must be 1.0, since {_WHOLE_HEADS}"
             )
 
@@ -100,27 +86,26 @@ class RotaryEntry(NamedTuple):
                 prefers; None if there is none.
         """
         known = self.fields[self.kind]
-        given = {key: value for key, value in self.given.items() if value is not None}
+        given = {key: value for key, value in self.options.items() if value is not None}
         others = [x for x in given if x not in (*_ELSEWHERE, *known)]
         closed = _NOT_IMPLEMENTED.get(self.kind, ())
         if read := [x for x in others if x in closed or isinstance(given[x], dict | list)]:
-            raise self.error(f"{read[0]} is not implemented for rope_type {self.kind!r}")
-        self.options.unread += [f"{self.name}.{x}" for x in others]
-        if missing := [x for x in _REQUIRED if x in known and x not in given]:
-            raise self.error(f"{missing[0]} is missing")
-        for key in given.keys() & known.keys() - {"truncate"}:
-            self.number(key, 0.0)
+            raise self.error(read[0], f"it is not implemented for rope_type {self.kind!r}")
+        self.outside.unread += [f"{self.name}.{x}" for x in others]
+        for key in known:
+            if key in _REQUIRED or (key in given and key != "truncate"):
+                self.number(key)
         if self.kind in ("default", "dynamic"):
             return None  # dynamic scaling has no effect up to max_position_embeddings
         fields = {ours: given[x] for x, ours in known.items() if x in given}
         fields["kind"] = self.kind
         if uses_length(self.kind):
-            longest = self.options.whole("max_position_embeddings")
+            longest = self.outside.whole("max_position_embeddings")
             fields["original_length"] = length or fields.get("original_length", longest)
         try:
             return RotaryScaling(**fields)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.options.file}: {self.name}: {error}") from None
+            raise ValueError(f"{self.file}: {error}") from None
 
 
 def uses_length(kind: str) -> bool:

@@ -26,7 +26,7 @@ _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 Shapes = Sequence[tuple[int, ...]]
 
 
-def _alone(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarray]:
+def _alone(tensor: np.ndarray, shapes: Shapes, num_groups: int) -> list[np.ndarray]:
     return [tensor]
 
 
@@ -37,51 +37,44 @@ class TensorLayout(NamedTuple):
     leaves.
 
     Attributes:
-        join: Returns their array from our arrays and the number of heads.
-        split: Returns our arrays from their array, our shapes and the number of heads.
+        join: Returns their array from our arrays and the number of groups.
+        split: Returns our arrays from their array, our shapes and the number of groups.
         is_transposed: Whether their matrices are [outputs, inputs].
         first_layer: The first layer that has the tensor. In earlier layers our leaves are ones and
             have no effect.
         shape: Returns the shape of the joined array from our shapes.
-        heads: The field of the config that is the number of heads.
+        groups: The field of the config that is the number of groups of columns, such as heads, of
+            which each has columns of all our arrays; "" for one group.
     """
 
-    join: Callable[[Sequence[np.ndarray], int], np.ndarray] = lambda arrays, num_heads: arrays[0]
+    join: Callable[[Sequence[np.ndarray], int], np.ndarray] = lambda arrays, num_groups: arrays[0]
     split: Callable[[np.ndarray, Shapes, int], list[np.ndarray]] = _alone
     is_transposed: bool = True
     first_layer: int = 0
     shape: Callable[[Shapes], tuple[int, ...]] = lambda shapes: shapes[0]
-    heads: str = "num_heads"
-
-
-def _concatenate(arrays: Sequence[np.ndarray], num_heads: int) -> np.ndarray:
-    return np.concatenate(arrays, axis=-1)
+    groups: str = ""
 
 
 def _joined_shape(shapes: Shapes) -> tuple[int, ...]:
     return (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
 
 
-def _cut(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarray]:
-    return np.split(tensor, np.cumsum([shape[-1] for shape in shapes])[:-1], axis=-1)
+def _concatenate(arrays: Sequence[np.ndarray], num_groups: int) -> np.ndarray:
+    groups = [x.reshape(*x.shape[:-1], num_groups, -1) for x in arrays]
+    return np.concatenate(groups, axis=-1).reshape(*arrays[0].shape[:-1], -1)
 
 
-def _concatenate_by_head(arrays: Sequence[np.ndarray], num_heads: int) -> np.ndarray:
-    heads = [x.reshape(*x.shape[:-1], num_heads, -1) for x in arrays]
-    return np.concatenate(heads, axis=-1).reshape(*arrays[0].shape[:-1], -1)
-
-
-def _cut_by_head(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarray]:
-    heads = tensor.reshape(*tensor.shape[:-1], num_heads, -1)
-    parts = np.split(heads, np.cumsum([x[-1] // num_heads for x in shapes])[:-1], axis=-1)
+def _cut(tensor: np.ndarray, shapes: Shapes, num_groups: int) -> list[np.ndarray]:
+    groups = tensor.reshape(*tensor.shape[:-1], num_groups, -1)
+    parts = np.split(groups, np.cumsum([x[-1] // num_groups for x in shapes])[:-1], axis=-1)
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _interleave(arrays: Sequence[np.ndarray], num_heads: int) -> np.ndarray:
+def _interleave(arrays: Sequence[np.ndarray], num_groups: int) -> np.ndarray:
     return np.stack(arrays, axis=-1).reshape(*arrays[0].shape[:-1], -1)
 
 
-def _take_turns(tensor: np.ndarray, shapes: Shapes, num_heads: int) -> list[np.ndarray]:
+def _take_turns(tensor: np.ndarray, shapes: Shapes, num_groups: int) -> list[np.ndarray]:
     return [tensor[..., first :: len(shapes)] for first in range(len(shapes))]
 
 
@@ -89,9 +82,9 @@ LAYOUTS = {
     "": TensorLayout(),
     # The outputs of several projections, concatenated as a whole or head by head.
     "fused": TensorLayout(_concatenate, _cut, shape=_joined_shape),
-    "fused-by-head": TensorLayout(_concatenate_by_head, _cut_by_head, shape=_joined_shape),
+    "fused-by-head": TensorLayout(_concatenate, _cut, shape=_joined_shape, groups="num_heads"),
     "fused-by-delta-key-head": TensorLayout(
-        _concatenate_by_head, _cut_by_head, shape=_joined_shape, heads="delta_key_heads"
+        _concatenate, _cut, shape=_joined_shape, groups="delta_key_heads"
     ),
     "as-ours": TensorLayout(is_transposed=False),  # matrices are [inputs, outputs]
     "fused-as-ours": TensorLayout(_concatenate, _cut, False, shape=_joined_shape),
@@ -173,7 +166,7 @@ class TensorEntry(NamedTuple):
         place: The indices of these parts on the first axes of our leaves: none, (layer,) or
             (layer, expert). The layer counts those of its stacked tree.
         layout: The layout of their tensor.
-        num_heads: The number of heads.
+        num_groups: The number of groups of columns (see `TensorLayout`).
     """
 
     theirs: str
@@ -181,7 +174,7 @@ class TensorEntry(NamedTuple):
     shapes: Shapes
     place: tuple[int, ...]
     layout: TensorLayout
-    num_heads: int
+    num_groups: int
 
     @property
     def is_transposed(self) -> bool:
@@ -193,15 +186,16 @@ class TensorEntry(NamedTuple):
         """Whether their tensor holds the same numbers as our leaf in the same order."""
         return self.layout.split is _alone and not self.is_transposed
 
-    def to_theirs(self, arrays: list[np.ndarray]) -> np.ndarray:
-        """Returns their tensor from our arrays at this place."""
-        whole = self.layout.join(arrays, self.num_heads)
+    def to_theirs(self, leaves: dict) -> np.ndarray:
+        """Returns their tensor from our leaves."""
+        parts = [np.asarray(leaves[name])[self.place] for name in self.ours]
+        whole = self.layout.join(parts, self.num_groups)
         return whole.T if self.is_transposed else whole
 
     def to_ours(self, tensor: np.ndarray) -> list[np.ndarray]:
         """Returns our arrays at this place from their tensor."""
         tensor = tensor.T if self.is_transposed else tensor
-        return self.layout.split(tensor, self.shapes, self.num_heads)
+        return self.layout.split(tensor, self.shapes, self.num_groups)
 
     @property
     def their_shape(self) -> tuple[int, ...]:
@@ -228,7 +222,8 @@ def entries(
         layout = LAYOUTS[row.layout]
         for ours, theirs in row.tensors(shapes):
             covered.update(ours)
-            whole, heads = tuple(shapes[name] for name in ours), getattr(config, layout.heads)
+            whole = tuple(shapes[name] for name in ours)
+            num_groups = getattr(config, layout.groups) if layout.groups else 1
             num_axes = theirs.count("*")
             parts = tuple(shape[num_axes:] for shape in whole)
             for place in np.ndindex(whole[0][:num_axes]):
@@ -236,7 +231,7 @@ def entries(
                     continue
                 numbers = (layers[place[0]], *place[1:]) if num_axes else ()
                 name = reduce(lambda name, n: name.replace("*", str(n), 1), numbers, theirs)
-                tensors.append(TensorEntry(name, ours, parts, place, layout, heads))
+                tensors.append(TensorEntry(name, ours, parts, place, layout, num_groups))
     if missing := sorted(set(shapes) - covered):
         raise ValueError(f"it has no tensor for {', '.join(missing)}")
     return tensors

@@ -17,7 +17,6 @@ from safetensors.numpy import load_file  # noqa: E402
 
 import jaxformer as jf  # noqa: E402
 from jaxformer.artifacts.tensors import flat  # noqa: E402
-from jaxformer.hub.export import of_entry  # noqa: E402
 from jaxformer.hub.families import FAMILIES  # noqa: E402
 from jaxformer.hub.table import entries  # noqa: E402
 from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
@@ -129,7 +128,7 @@ def test_logits_and_gradients(pair):
     for entry in entries(FAMILIES[name].rows(model.config), model.config, shapes):
         if entry.theirs in parameters:
             there = parameters[entry.theirs].grad.numpy()
-            off = np.abs(of_entry(entry, ours) - there).max()
+            off = np.abs(entry.to_theirs(ours) - there).max()
             # The gradient of a key bias is 0: it adds the same to all scores of a query.
             size = max(np.abs(there).max(), 1e-2 * largest)
             assert off <= 1e-4 * size, f"{entry.theirs} is off by {off}"

@@ -15,7 +15,7 @@ peft = pytest.importorskip("peft", reason="PEFT's layout is compared where peft 
 
 import jaxformer as jf  # noqa: E402
 from jaxformer.artifacts.tensors import flat  # noqa: E402
-from jaxformer.hub.load import adapted_run  # noqa: E402
+from jaxformer.hub.load import opened  # noqa: E402
 from jaxformer.hub.peft import export_adapter  # noqa: E402
 from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
 from jaxformer.models.config.lora import LoraConfig  # noqa: E402
@@ -49,7 +49,7 @@ def test_peft_gives_our_logits(family, tmp_path):
         plain = theirs(**given).logits.numpy()
         adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
         found = adapted(**given).logits.numpy()
-    merged = adapted_run(tmp_path / "run").read(shape_tree(model))
+    merged = opened(tmp_path / "run").read(shape_tree(model))
     wanted = apply({"params": merged}, ours[0], **ours[1])
     size = max(1.0, np.abs(wanted).max())
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * size)

@@ -24,7 +24,7 @@ BUGS = (
     Bug(
         "gates are the first half of the columns instead of every other one",
         "hub.table:_take_turns",
-        lambda _: lambda tensor, shapes, num_heads: np.split(tensor, len(shapes), axis=-1),
+        lambda _: lambda tensor, shapes, num_groups: np.split(tensor, len(shapes), axis=-1),
         f"{MXFP4}::test_a_folder_is_read_and_exported_without_packing",
     ),
     Bug(

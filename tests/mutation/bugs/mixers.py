@@ -105,14 +105,14 @@ BUGS = (
     ),
     Bug(
         "parts of a key head of unequal widths are cut into equal ones",
-        "hub.table:_cut_by_head",
-        Replace("np.cumsum([x[-1] // num_heads for x in shapes])[:-1]", "len(shapes)"),
+        "hub.table:_cut",
+        Replace("np.cumsum([x[-1] // num_groups for x in shapes])[:-1]", "len(shapes)"),
         INTERLEAVED,
     ),
     Bug(
         "maps of the delta rule are interleaved by the heads of attention",
         "hub.table:entries",
-        Replace("getattr(config, layout.heads)", "config.num_heads"),
+        Replace("getattr(config, layout.groups)", "config.num_heads"),
         INTERLEAVED,
     ),
     Bug(

@@ -33,7 +33,7 @@ def continues_from_average(restored):
 
 
 def joined_backwards(entry):
-    def join(parts, num_heads):
+    def join(parts, num_groups):
         return entry.layout.join(parts[::-1], 1)
 
     return entry._replace(layout=entry.layout._replace(join=join))

@@ -208,7 +208,6 @@ def _train(
 def _explained(folder: RunFolder) -> Iterator[None]:
     """Adds to an error that ends the run what can be done about it."""
     from jaxformer.training import processes
-    from jaxformer.training.early_end import Ended, Interrupted
 
     try:
         yield

@@ -46,6 +46,7 @@ from jaxformer.models.mesh import to_host
 from jaxformer.models.rows import padded
 
 Exponent = float | np.floating | Float[Array, ""]
+OfBeam = Int[Array, "batch width"]
 
 BEAM_WIDTH = 4  # beam width where neither the call nor the checkpoint sets one
 
@@ -358,9 +359,7 @@ def _best(search: Search, length_penalty: Exponent) -> Beam:
     return search.finished.concatenated(unfinished).best(beam_width, length_penalty)
 
 
-def _extend(
-    search: Search, ending: Ending
-) -> tuple[Search, Int[Array, "batch width"], Int[Array, "batch width"]]:
+def _extend(search: Search, ending: Ending) -> tuple[Search, OfBeam, OfBeam]:
     """Continues every live hypothesis by every token and selects the best results.
 
     Returns:

@@ -18,6 +18,10 @@ from jaxformer.models.rows import bucket
 
 NO_TOKEN = -1  # in a text: padding and tokens that are not generated yet
 
+Scores = Float[Array, "batch vocab"]  # logits or log-probabilities
+Tokens = Int[Array, "batch slots"]
+Room = Int[Array | np.ndarray, "batch room"]  # the tokens generated so far, then NO_TOKEN
+
 
 class Text(NamedTuple):
     """The tokens of each row so far.
@@ -28,7 +32,7 @@ class Text(NamedTuple):
         lengths: int [batch], number of tokens of each row.
     """
 
-    tokens: Int[Array, "batch slots"]
+    tokens: Tokens
     end: Int[Array, ""]
     lengths: Int[Array, " batch"]
 
@@ -53,12 +57,7 @@ class Rules:
     stop_tokens: Any
     read: Any
 
-    def apply(
-        self,
-        scores: Float[Array, "batch vocab"],
-        generated: Int[Array | np.ndarray, "batch room"],
-        step: Int[Array, ""],
-    ) -> Float[Array, "batch vocab"]:
+    def apply(self, scores: Scores, generated: Room, step: Int[Array, ""]) -> Scores:
         """Applies the constraints to the scores of the next token.
 
         Args:
@@ -153,9 +152,7 @@ def check_supported(defaults: GenerationDefaults) -> None:
         )
 
 
-def constrain(
-    rules: Rules, scores: Float[Array, "batch vocab"], text: Text, step: Int[Array, ""]
-) -> Float[Array, "batch vocab"]:
+def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) -> Scores:
     """Applies the constraints one after the other, in the order of transformers."""
     constraints, stops = rules.constraints, rules.stop_tokens
     for word, bias in dict(constraints.sequence_bias).items():  # a repeated word: its last bias
@@ -205,17 +202,13 @@ def constrain(
     return scores
 
 
-def penalize_repetition(
-    scores: Float[Array, "batch vocab"], tokens: Int[Array, "batch slots"], penalty: float
-) -> Float[Array, "batch vocab"]:
+def penalize_repetition(scores: Scores, tokens: Tokens, penalty: float) -> Scores:
     """Divides positive scores of these tokens by the penalty and multiplies negative ones by it."""
     penalized = jnp.where(scores < 0, scores * penalty, scores / penalty)
     return jnp.where(_mark(tokens, scores.shape[-1]), penalized, scores)
 
 
-def repeated_ngrams(
-    text: Text, read: Int[Array, "batch slots"], size: int, vocab_size: int
-) -> Array:
+def repeated_ngrams(text: Text, read: Tokens, size: int, vocab_size: int) -> Array:
     """Returns bool [batch, vocab]: tokens that would repeat an n-gram of `read` in the text."""
     before = size - 1  # tokens of an n-gram before its last
     matches = (jnp.arange(read.shape[1], dtype=jnp.int32) >= before) & (text.end >= before)
@@ -235,7 +228,7 @@ def _ends_with(text: Text, word: tuple[int, ...]) -> Array:
     return ends
 
 
-def _mark(tokens: Int[Array, "batch slots"], vocab_size: int) -> Array:
+def _mark(tokens: Tokens, vocab_size: int) -> Array:
     """Returns bool [batch, vocab]: which tokens the rows hold."""
     nowhere = jnp.zeros((len(tokens), vocab_size + 1), bool)
     places = jnp.where(tokens == NO_TOKEN, vocab_size, tokens)
@@ -243,15 +236,13 @@ def _mark(tokens: Int[Array, "batch slots"], vocab_size: int) -> Array:
     return nowhere.at[rows, places].set(True)[:, :vocab_size]
 
 
-def _one_of(ids: Any, scores: Float[Array, "batch vocab"]) -> Array:
+def _one_of(ids: Any, scores: Scores) -> Array:
     """Returns bool [vocab]: which tokens are among the ids."""
     vocabulary = jnp.arange(scores.shape[-1], dtype=jnp.int32)
     return (vocabulary[:, None] == jnp.asarray(ids, jnp.int32)).any(axis=-1)
 
 
-def _force(
-    ids: tuple[int, ...], scores: Float[Array, "batch vocab"], where: Bool[Array, "..."]
-) -> Array:
+def _force(ids: tuple[int, ...], scores: Scores, where: Bool[Array, "..."]) -> Array:
     """Sets the scores of these ids to 0 and the remaining scores to −∞ where `where` is true."""
     forced = jnp.where(_one_of(ids, scores), 0.0, -jnp.inf)
     return jnp.where(where, forced, scores)

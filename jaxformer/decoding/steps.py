@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from jaxformer.decoding.constraints import NO_TOKEN, Rules
+from jaxformer.decoding.constraints import NO_TOKEN, Room, Rules
 from jaxformer.decoding.loop_cache import LoopCache, live_slots
 from jaxformer.decoding.sampling import Logits, SamplerArrays, sample_tokens
 from jaxformer.functional.inputs import Inputs
@@ -55,7 +55,7 @@ class State(NamedTuple):
     token: jax.Array  # int [batch], the last token, which the model has not read yet
     stopped: jax.Array  # bool [batch]
     step: jax.Array  # int [], number of tokens generated
-    generated: jax.Array | np.ndarray | None = None  # int [batch, room], for constraints
+    generated: Room | None = None  # for constraints
 
 
 class Block(NamedTuple):
@@ -97,7 +97,7 @@ def choose_first(
     captured: dict[str, Array],
     choice: Choice,
     batch_size: Int[Array, ""] | np.integer | None = None,
-    generated: Int[Array | np.ndarray, "batch room"] | None = None,
+    generated: Room | None = None,
 ) -> tuple[State, Block]:
     """Chooses the first token of each row.
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import EllipsisType
 from typing import NamedTuple
 
 import jax
@@ -25,17 +26,9 @@ from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
 from jaxformer.verify.comparison import compare, warn
 from jaxformer.verify.dependency import NO_PATH, dependency_matrix
-from jaxformer.verify.subject import (
-    Index,
-    Result,
-    Subject,
-    Value,
-    distance,
-    first_broken,
-    first_difference,
-    subject_of,
-)
+from jaxformer.verify.subject import Result, Subject, Value, distance, first_broken, subject_of
 
+Index = slice | tuple[EllipsisType | slice | np.ndarray, ...]
 HALF = "finite in bfloat16"  # the property that is always checked in bfloat16
 
 
@@ -139,18 +132,16 @@ def _rule(subject: Subject) -> Result:
 def _reads_its_source(subject: Subject) -> Result:
     """Checks that every token depends on the whole source and not on the source's padding."""
     padded, segments = subject.padded_read, np.ones((1, 8), np.int32)
-    x, there = subject.embeddings(*padded["source"].shape, stream=3), padded["source_segments"]
+    source, there = subject.embeddings(*padded["source"].shape, stream=3), padded["source_segments"]
     tokens = subject.tokens(1, 8)
 
-    def hidden(
-        variables: Variables, source: Float[Array, "1 source dim"]
-    ) -> Float[Array, "1 length dim"]:
-        read = {"source": source, "source_segments": there}
+    def hidden(variables: Variables, x: Float[Array, "1 source dim"]) -> Float[Array, "1 8 dim"]:
+        read = {"source": x, "source_segments": there}
         return subject.model.apply(variables, tokens, **read, method="hidden_states")
 
     rule = rules.of_source(segments, there)
     options = {"weights": subject.variables, "witnesses": subject.witnesses}
-    compared = compare(dependency_matrix(hidden, x, **options), rule)
+    compared = compare(dependency_matrix(hidden, source, **options), rule)
     return compared.holds, f"{rule.sum()} edges, {compared}"
 
 
@@ -260,6 +251,24 @@ def _same(
         return True, f"{what}: off by {distance(whole[-1].value[index], part[-1].value):.2g}"
     value, off = difference
     return False, f"{what}: off by {off:.3g}", str(value)
+
+
+def first_difference(
+    whole: Sequence[Value], part: Sequence[Value], index: Index, tolerance: float
+) -> tuple[Value, float] | None:
+    """Returns the first point at which two traces differ, and the difference; None if they agree.
+
+    Args:
+        whole: A trace.
+        part: The trace of a part of its tokens or batch elements.
+        index: The index of that part in the values [batch, …, length, features] of `whole`.
+        tolerance: Accepted difference, relative to max(1, the largest value).
+    """
+    for point, expected in zip(whole, part, strict=True):
+        x, y = point.value[index], expected.value
+        if x.size and not np.allclose(x, y, rtol=0, atol=tolerance * max(1.0, abs(y).max())):
+            return point, float(np.nan_to_num(abs(x - y), nan=np.inf).max())
+    return None
 
 
 def _jitted(subject: Subject) -> Result:

@@ -17,6 +17,7 @@ from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.layers.layer import Layer, sublayers_of
 from jaxformer.models import config as configs
+from jaxformer.models.config.check import entries
 from jaxformer.models.config.model import ModelConfig
 
 Table = Bool[np.ndarray, "length length"]
@@ -102,13 +103,6 @@ def near(segments: Segments, distance: int | None = None) -> Table:
     return _within_documents(segments, lambda i, j: distance is None or abs(i - j) <= distance)
 
 
-def windows(config: ModelConfig) -> list[int | None]:
-    """Returns the window of each layer of a config, whose `window` may be a pattern."""
-    window = config.window
-    pattern = window if isinstance(window, tuple) else (window,)
-    return [pattern[layer % len(pattern)] for layer in range(config.num_layers)]
-
-
 def convolved(
     segments: Segments, kernel_size: int, dilation: int = 1, causal: bool = True
 ) -> Table:
@@ -184,18 +178,13 @@ def of_layers(
     if isinstance(config, configs.ConvolutionalConfig):
         dilations = [config.dilation_growth**layer for layer in range(config.num_layers)]
         return [convolved(segments, config.kernel_size, d, config.causal) for d in dilations]
-    return [
-        _of_layer(config, layer, window, segments, mask)
-        for layer, window in enumerate(windows(config))
-    ]
+    return [_of_layer(config, layer, segments, mask) for layer in range(config.num_layers)]
 
 
-def _of_layer(
-    config: ModelConfig, layer: int, window: int | None, segments: Segments, mask: Mask | None
-) -> Table:
+def _of_layer(config: ModelConfig, layer: int, segments: Segments, mask: Mask | None) -> Table:
     """Returns the rule of one layer of a Transformer or of a recurrent model."""
-    types = config.layer_types
-    kind = types[layer % len(types)] if isinstance(types, tuple) else types
+    windows, kinds = entries(config.window), entries(config.layer_types)
+    window, kind = windows[layer % len(windows)], kinds[layer % len(kinds)]
     if isinstance(config, configs.DecoderConfig) and kind == "short_convolution":
         return convolved(segments, config.convolution_kernel_size)
     if isinstance(config, configs.DecoderConfig) and kind == "gated_delta":
@@ -210,7 +199,6 @@ def _of_layer(
 def of(
     config: ModelConfig,
     segments: Int[np.ndarray, "batch length"],
-    num_layers: int | None = None,
     mask: Mask | None = None,
     layers: Sequence[Layer] | None = None,
 ) -> Bool[np.ndarray, "batch length batch length"]:
@@ -221,14 +209,13 @@ def of(
     Args:
         config: The model's config.
         segments: Segment ids [batch, length].
-        num_layers: Compose only this number of first layers; None: all layers.
         mask: The user's mask; None: the mask that the config describes.
         layers: The user's layers; None: those of the config.
     """
     batch, length = np.shape(segments)
     table = np.zeros((batch, length, batch, length), bool)
     for row, ids in enumerate(segments):
-        tables = of_layers(config, ids, mask, layers)[:num_layers]
+        tables = of_layers(config, ids, mask, layers)
         table[row, :, row] = composed(tables, ids, config.residual)
     return table
 

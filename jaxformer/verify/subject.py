@@ -8,7 +8,6 @@ tokens.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import EllipsisType
 from typing import NamedTuple
 
 import jax
@@ -34,7 +33,8 @@ Tokens = Int[np.ndarray, "batch length"]
 Embeddings = Float[np.ndarray, "batch length dim"]
 # Whether a property holds, the measured figures and, if it fails, the first layer if known.
 Result = tuple[bool, str] | tuple[bool, str, str | None]
-Index = slice | tuple[EllipsisType | slice | np.ndarray, ...]
+Row = Float[Array, "1 length dim"]
+Hidden = Float[Array, "batch length dim"]
 
 
 class Value(NamedTuple):
@@ -133,9 +133,7 @@ class Subject:
         x, others = self.inputs
         segments = jnp.asarray(self.segments)
 
-        def hidden(
-            variables: Variables, x: Float[Array, "1 length dim"]
-        ) -> Float[Array, "batch length dim"]:
+        def hidden(variables: Variables, x: Row) -> Hidden:
             x = self.in_batch(x)
             read = self.read(len(x))
             return self.model.apply(variables, x, segments, **read, method="hidden_states")
@@ -159,7 +157,7 @@ class Subject:
         """Embeddings of one row, and their replacements: two arrays [1, length, embed_dim]."""
         return self.embeddings(1, self.length), self.embeddings(1, self.length, stream=1)
 
-    def in_batch(self, x: Float[Array, "1 length dim"]) -> Float[Array, "batch length dim"]:
+    def in_batch(self, x: Row) -> Hidden:
         """Returns a batch whose last element is x [1, length, embed_dim]."""
         if self.rows(1) == 1:
             return x
@@ -220,7 +218,7 @@ class Subject:
         values = [*outer[:first], *blocks, *outer[first:], Value("logits", None, logits)]
         return [value._replace(value=np.asarray(value.value, np.float32)) for value in values]
 
-    def block(self, layer: int) -> Callable[[Variables, Array], Array]:
+    def block(self, layer: int) -> Callable[[Variables, Row], Hidden]:
         """Returns a block as a function of (variables, embeddings).
 
         The embeddings [1, length, dim] are those of the last batch element. They replace
@@ -231,9 +229,7 @@ class Subject:
         layers = jnp.arange(self.config.num_layers, dtype=jnp.int32)
         where = (layers == layer)[:, None, None, None]
 
-        def run(
-            variables: Variables, x: Float[Array, "1 length dim"]
-        ) -> Float[Array, "batch length dim"]:
+        def run(variables: Variables, x: Row) -> Hidden:
             patch = {"block.input": Patch(where, self.in_batch(x)[None])}
             hooks = {"capture": ("block.output",), "patch": patch, "method": "inspect"}
             _, captured = self.model.apply(variables, tokens, segments, **read, **hooks)
@@ -303,24 +299,6 @@ def _block_points(model: LanguageModel, names: Sequence[str]) -> Iterator[tuple[
         for name in (x for x in names if x in there):
             yield name, number, places[name]
             places[name] += 1
-
-
-def first_difference(
-    whole: Sequence[Value], part: Sequence[Value], index: Index, tolerance: float
-) -> tuple[Value, float] | None:
-    """Returns the first point at which two traces differ, and the difference; None if they agree.
-
-    Args:
-        whole: A trace.
-        part: The trace of a part of its tokens or batch elements.
-        index: The index of that part in the values [batch, …, length, features] of `whole`.
-        tolerance: Accepted difference, relative to max(1, the largest value).
-    """
-    for point, expected in zip(whole, part, strict=True):
-        x, y = point.value[index], expected.value
-        if x.size and not np.allclose(x, y, rtol=0, atol=tolerance * max(1.0, abs(y).max())):
-            return point, float(np.nan_to_num(abs(x - y), nan=np.inf).max())
-    return None
 
 
 def first_broken(subject: Subject) -> tuple[int, Comparison] | None:

@@ -18,6 +18,7 @@ from jaxformer.verify.bounds import REACH, is_float
 from jaxformer.verify.taint import Taint, follow
 
 PairTable = Bool[np.ndarray, "outputs inputs"]
+Values = Shaped[Array, "..."]
 
 
 def by_taint(
@@ -161,22 +162,20 @@ def by_change(
 
     @jax.jit
     def run(
-        x: Shaped[Array, "..."], others: Shaped[Array, "..."], columns: Int[Array, " columns"]
+        x: Values, others: Values, columns: Int[Array, " columns"]
     ) -> Float[Array, "columns outputs"]:
         # A result is compared one step after the step that computes it: within one step, a compiler
         # may compute it twice, with different rounding.
         def step(
-            carry: tuple[Shaped[Array, "..."], Shaped[Array, "..."]], columns: Int[Array, "2"]
-        ) -> tuple[tuple[Shaped[Array, "..."], Shaped[Array, "..."]], Float[Array, " outputs"]]:
-            (y, z), (column, before) = carry, columns
+            results: tuple[Values, Values], columns: Int[Array, "2"]
+        ) -> tuple[tuple[Values, Values], Float[Array, " outputs"]]:
+            (y, z), (column, before) = results, columns
             y = jnp.where(before < 0, z, y)
             same = (y == z) | ((y != y) & (z != z))
             by = jnp.abs(_widened(z) - _widened(y))
             by = jnp.where(same, 0.0, jnp.maximum(by, jnp.finfo(by.dtype).tiny))
-            here = (jnp.arange(np.prod(shape), dtype=jnp.int32) == column).reshape(
-                *shape, *features
-            )
-            z = function(jnp.where(here, others, x))
+            here = jnp.arange(np.prod(shape), dtype=jnp.int32) == column
+            z = function(jnp.where(here.reshape(*shape, *features), others, x))
             return (y, z), _largest(by.reshape(*y.shape[:num_positions], -1), num_positions)
 
         # The column −1 replaces nothing and gives the reference outputs. They must come from the
@@ -191,7 +190,7 @@ def by_change(
     return np.asarray(run(inputs, others, jnp.asarray(columns))).T
 
 
-def _largest(x: Shaped[Array, "..."], num_positions: int) -> Float[Array, " positions"]:
+def _largest(x: Values, num_positions: int) -> Float[Array, " positions"]:
     """Returns [positions]: the largest |feature|, where NaN counts as ∞."""
     sizes = jnp.where(jnp.isnan(x), jnp.inf, _widened(jnp.abs(x)))
     return sizes.max(axis=range(num_positions, x.ndim), initial=0.0).reshape(-1)

@@ -112,7 +112,7 @@ BUGS = (
     ),
     Bug(
         "a leak is attributed to its last point",
-        "verify.subject:first_difference",
+        "verify.certificate:first_difference",
         from_the_end,
         AT_ITS_LAYER,
     ),

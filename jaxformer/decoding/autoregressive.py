@@ -138,36 +138,29 @@ def start(
     require_autoregressive(model)
     batch_size = whole_number("batch_size", batch_size, 1)
     size = CacheSize(batch_size, whole_number("capacity", capacity, 1), ring)
-    return start_captured(model, variables, source, size, NO_HOOKS)[0]
-
-
-def start_captured(
-    model: LanguageModel,
-    variables: Variables,
-    source: Any,
-    size: CacheSize,
-    hooks: Hooks,
-) -> tuple[Cache, dict[str, Array]]:
-    """Returns (the cache, the values captured while the source was read); see `start`."""
     read = model.read_source(source)
-    if read is not None and size.batch_size % len(read.tokens):
+    if read is not None and batch_size % len(read.tokens):
         raise ValueError(
-            f"source has {len(read.tokens)} rows; batch_size, {size.batch_size}, must be a "
-            "multiple of that"
+            f"source has {len(read.tokens)} rows; batch_size, {batch_size}, must be a multiple of "
+            "that"
         )
-    if size.ring and model.reach is None:
+    if ring and model.reach is None:
         raise ValueError(
             f"ring is True; not all layers of this {type(model).__name__} have a window, so it "
             "needs every slot"
         )
-    return start_cache(model, weights_of(variables), read, size, hooks)
+    return start_cache(model, weights_of(variables), read, size, NO_HOOKS)[0]
 
 
 @partial(jax.jit, static_argnums=(0, 3))
 def start_cache(
     model: LanguageModel, weights: Weights, source: Inputs | None, size: CacheSize, hooks: Hooks
 ) -> tuple[Any, dict[str, Array]]:
-    """Starts the cache in one compiled program; see `start`."""
+    """Starts the cache in one compiled program; see `start`.
+
+    Returns:
+        (the cache, the values captured while the source was read).
+    """
     return model.start(weights, source, size, hooks)
 
 

@@ -20,24 +20,7 @@ from jaxformer.models.rows import batch_bucket, power_of_two, with_batch_size
 # prompts, because reading 2¹⁴ of them takes more memory than small caches do.
 BATCH_BYTES, BATCH_TOKENS = 2**30, 2**14
 
-
-class Texts(NamedTuple):
-    """Prompts and what they read.
-
-    Attributes:
-        prompts: rows of ids.
-        source: rows of ids, or an array with a row for each prompt; None: the model reads none.
-    """
-
-    prompts: Sequence[Int[np.ndarray, " length"]]
-    source: Any
-
-    def of_rows(self, rows: Int[np.ndarray, " rows"]) -> "Texts":
-        """Returns the prompts and sources of some rows."""
-        source = self.source
-        if source is not None:
-            source = source[rows] if hasattr(source, "shape") else [source[row] for row in rows]
-        return Texts([self.prompts[row] for row in rows], source)
+Prompts = Sequence[Int[np.ndarray, " length"]]
 
 
 class Batch(NamedTuple):
@@ -46,13 +29,15 @@ class Batch(NamedTuple):
     Attributes:
         rows: int [rows], the numbers of the rows in the call, then repetitions of the first one.
         batch_size: number of rows without the repetitions.
-        texts: the prompts and sources of `rows`.
+        prompts: the ids of the prompts of `rows`.
+        source: rows of ids, or an array with a row for each prompt; None: the model reads none.
         width: number of slots of the prompts.
     """
 
     rows: Int[np.ndarray, " rows"]
     batch_size: int
-    texts: Texts
+    prompts: Prompts
+    source: Any
     width: int
 
     @property
@@ -61,35 +46,39 @@ class Batch(NamedTuple):
         return self.rows[: self.batch_size]
 
 
-def one_batch(texts: Texts, rows: int) -> Batch:
+def one_batch(prompts: Prompts, source: Any, rows: int) -> Batch:
     """Returns all prompts as one batch of `rows` rows, in the order given."""
-    return _batch(texts, np.arange(len(texts.prompts)), rows)
+    return _batch(prompts, source, np.arange(len(prompts)), rows)
 
 
-def batches_of(texts: Texts, most: int) -> list[Batch]:
+def batches_of(prompts: Prompts, source: Any, most: int) -> list[Batch]:
     """Returns batches of at most `most` prompts, all filled up to the same number of rows.
 
     Several batches have the shortest prompts and sources first. A single one has the order given.
     """
-    number = len(texts.prompts)
+    number = len(prompts)
     if number <= most:
-        return [one_batch(texts, batch_bucket(number))]
-    prompt_lengths = [prompt_bucket(len(x)) for x in texts.prompts]
-    source_lengths = [0] * number if texts.source is None else [len(x) for x in texts.source]
+        return [one_batch(prompts, source, batch_bucket(number))]
+    prompt_lengths = [prompt_bucket(len(x)) for x in prompts]
+    source_lengths = [0] * number if source is None else [len(x) for x in source]
     order, rows = np.lexsort((source_lengths, prompt_lengths)), batch_bucket(most)
-    return [_batch(texts, order[i : i + most], rows) for i in range(0, number, most)]
+    parts = (order[i : i + most] for i in range(0, number, most))
+    return [_batch(prompts, source, part, rows) for part in parts]
 
 
-def _batch(texts: Texts, rows: Int[np.ndarray, " batch"], size: int) -> Batch:
-    width = prompt_bucket(max(len(texts.prompts[row]) for row in rows))
+def _batch(prompts: Prompts, source: Any, rows: Int[np.ndarray, " batch"], size: int) -> Batch:
+    width = prompt_bucket(max(len(prompts[row]) for row in rows))
     filled = with_batch_size(rows, size)
-    return Batch(filled, len(rows), texts.of_rows(filled), width)
+    if source is not None:
+        source = source[filled] if hasattr(source, "shape") else [source[row] for row in filled]
+    return Batch(filled, len(rows), [prompts[row] for row in filled], source, width)
 
 
 def rows_at_once(
     model: LanguageModel,
     weights: Weights,
-    texts: Texts,
+    prompts: Prompts,
+    source: Any,
     max_new_tokens: int,
     batch_size: int | None,
     beam_width: int = 1,
@@ -99,7 +88,8 @@ def rows_at_once(
     Args:
         model: an autoregressive model.
         weights: its prepared weights.
-        texts: the prompts and sources of the call.
+        prompts: the prompts of the call.
+        source: their sources; None: the model reads none.
         max_new_tokens: the most new tokens of a row.
         batch_size: the caller's number; None: as many as BATCH_BYTES and BATCH_TOKENS allow at
             the full length, or all with a mesh in context, because the caller chose their number
@@ -109,14 +99,14 @@ def rows_at_once(
     Raises:
         ValueError: `batch_size` is not a whole number of at least 1, or a source is not accepted.
     """
-    number = len(texts.prompts)
+    number = len(prompts)
     if (set_by_caller := rows_of_caller(number, batch_size)) == number:
         return number
-    read = model.read_source(texts.source)  # rejects a source before the first batch
+    read = model.read_source(source)  # rejects a source before the first batch
     if set_by_caller is not None:
         return set_by_caller
     read = jax.tree.map(lambda x: x[:1], read)
-    width = prompt_bucket(max(map(len, texts.prompts)))
+    width = prompt_bucket(max(map(len, prompts)))
     size = CacheSize(1, slots(width + max_new_tokens))
     # jit stores the trace, so that later calls only look it up.
     cache, _ = start_cache.eval_shape(model, weights, read, size, NO_HOOKS)

@@ -25,10 +25,10 @@ from jaxformer.decoding.autoregressive import (
     check_finite_logits,
     check_not_traced,
     prepare,
-    start_captured,
+    start_cache,
     weights_of,
 )
-from jaxformer.decoding.batches import Batch, Texts, batches_of, in_order, rows_at_once
+from jaxformer.decoding.batches import Batch, batches_of, in_order, rows_at_once
 from jaxformer.decoding.constraints import NO_TOKEN, Rules, constraints_of_call, rules_of
 from jaxformer.decoding.generate import Prompts, check_prompts
 from jaxformer.decoding.loop_cache import LoopCache, live_slots, slots, with_slots
@@ -205,14 +205,13 @@ def beam_search(
     if not np.isfinite(exponent):
         raise ValueError(f"length_penalty is {exponent}; it must be finite")
     texts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
-    weights, given = weights_of(prepare(model, variables)), Texts(texts, source)
-    most = rows_at_once(model, weights, given, max_new_tokens, batch_size, beam_width)
+    weights = weights_of(prepare(model, variables))
+    most = rows_at_once(model, weights, texts, source, max_new_tokens, batch_size, beam_width)
     ending = Ending(stops, np.float32(exponent), np.int32(max_new_tokens), early_stopping)
-    batches, parts = batches_of(given, most), []
+    batches, parts = batches_of(texts, source, most), []
     for batch in batches:
-        rules = rules_of(
-            constraints, batch.texts.prompts, batch.width, max_new_tokens, stops, batch.texts.source
-        )
+        given, width, sources = batch.prompts, batch.width, batch.source
+        rules = rules_of(constraints, given, width, max_new_tokens, stops, sources)
         limits = replace(ending, rules=rules)
         found, broken = _search(model, weights, batch, limits, beam_width, max_new_tokens)
         check_finite_logits(broken, variables, batch.rows)
@@ -233,11 +232,11 @@ def _search(
     Returns:
         (the hypotheses, bool [rows]: whether logits of a row are not finite).
     """
-    (texts, source), width, rows = batch.texts, batch.width, len(batch.rows)
+    width, rows = batch.width, len(batch.rows)
     live = slots(width + 1)
     size = CacheSize(rows, live, most=slots(width + max_new_tokens))
-    cache, _ = start_captured(model, {"prepared": weights}, source, size, NO_HOOKS)
-    passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache)
+    cache, _ = start_cache(model, weights, model.read_source(batch.source), size, NO_HOOKS)
+    passed = prefill(model, weights, Inputs(*padded(batch.prompts, width, left=True)), cache)
     search = _begin(passed, beam_width, live - width, np.int32(batch.batch_size))
     until, over = 0, False
     while until < max_new_tokens and not over:  # one call fills the slots, the next has more
@@ -251,8 +250,10 @@ def _search(
     scores = to_host(beam.scores(exponent))
     tokens, lengths, log_probs = map(to_host, (beam.tokens, beam.lengths(), beam.log_probs))
     lengths = np.where(np.isfinite(log_probs), lengths, 0)
-    first = _first_tokens(tokens, lengths, max_new_tokens)
-    return Hypotheses(first, lengths, scores, log_probs), to_host(search.broken)
+    tokens = tokens[..., :max_new_tokens]
+    tokens = np.where(np.arange(tokens.shape[-1]) < lengths[..., None], tokens, 0)
+    tokens = np.pad(tokens, [(0, 0), (0, 0), (0, max_new_tokens - tokens.shape[-1])])
+    return Hypotheses(tokens, lengths, scores, log_probs), to_host(search.broken)
 
 
 def beam_width_of_call(model: LanguageModel, given: int | None) -> int:
@@ -267,17 +268,6 @@ def beam_width_of_call(model: LanguageModel, given: int | None) -> int:
 def _first(*values: Any) -> Any:
     """Returns the first value that is not None."""
     return next(value for value in values if value is not None)
-
-
-def _first_tokens(
-    tokens: Int[np.ndarray, "batch width room"],
-    lengths: Int[np.ndarray, "batch width"],
-    max_new_tokens: int,
-) -> np.ndarray:
-    """Returns `max_new_tokens` tokens of each hypothesis, 0 after its end."""
-    tokens = tokens[..., :max_new_tokens]
-    tokens = np.where(np.arange(tokens.shape[-1]) < lengths[..., None], tokens, 0)
-    return np.pad(tokens, [(0, 0), (0, 0), (0, max_new_tokens - tokens.shape[-1])])
 
 
 @partial(jax.jit, static_argnums=(1, 2))

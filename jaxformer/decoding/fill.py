@@ -66,30 +66,16 @@ def fill(
     by_bounds = rows_within(width, 4 * width * config.vocab_size)
     most, found = rows_of_caller(len(rows), batch_size) or by_bounds, []
     for at in range(0, len(rows), most):
-        filled, broken = _filled(model, variables, rows[at : at + most], width, mask_token, top_k)
+        some = rows[at : at + most]
+        tokens, segments = padded(with_batch_size(some, batch_bucket(len(some))), width)
+        result = _most_probable(model, variables, tokens, segments, top_k)
+        best, probabilities = map(to_host, result)
+        broken = np.isnan(probabilities).any(axis=(1, 2))
         check_finite_logits(np.pad(broken, (at, 0)), variables)  # it names the row of the call
-        found += filled
+        for row, ids in enumerate(some):
+            places = np.flatnonzero(ids == mask_token)
+            found.append(Filled(places, best[row, places], probabilities[row, places]))
     return found
-
-
-def _filled(
-    model: LanguageModel,
-    variables: Mapping[str, Any],
-    rows: list[np.ndarray],
-    width: int,
-    mask_token: int,
-    top_k: int,
-) -> tuple[list[Filled], np.ndarray]:
-    """Fills in the masked positions of one batch of rows.
-
-    Returns:
-        (what is filled in, bool [rows]: whether logits of a row are not finite).
-    """
-    tokens, segments = padded(with_batch_size(rows, batch_bucket(len(rows))), width)
-    best, probabilities = map(to_host, _most_probable(model, variables, tokens, segments, top_k))
-    places = [np.flatnonzero(ids == mask_token) for ids in rows]
-    filled = [Filled(at, best[row, at], probabilities[row, at]) for row, at in enumerate(places)]
-    return filled, np.any(np.isnan(probabilities), axis=(1, 2))
 
 
 @partial(jax.jit, static_argnums=(0, 4))
@@ -101,7 +87,6 @@ def _most_probable(
     top_k: int,
 ) -> tuple[Int[Array, "batch length top_k"], Float[Array, "batch length top_k"]]:
     """Returns (ids, probabilities), both [batch, length, top_k], the best first."""
-    probabilities, ids = jax.lax.top_k(
-        jax.nn.softmax(model.apply(variables, tokens, segments)), top_k
-    )
+    predicted = jax.nn.softmax(model.apply(variables, tokens, segments))
+    probabilities, ids = jax.lax.top_k(predicted, top_k)
     return ids, probabilities

@@ -19,10 +19,10 @@ from jaxformer.decoding.autoregressive import (
     check_finite_logits,
     check_not_traced,
     prepare,
-    start_captured,
+    start_cache,
     weights_of,
 )
-from jaxformer.decoding.batches import Batch, Texts, batches_of, in_order, one_batch, rows_at_once
+from jaxformer.decoding.batches import Batch, batches_of, in_order, one_batch, rows_at_once
 from jaxformer.decoding.constraints import NO_TOKEN, constraints_of_call, rules_of
 from jaxformer.decoding.loop_cache import live_slots, slots, with_slots
 from jaxformer.decoding.sampling import Sampler, default_sampler
@@ -148,12 +148,11 @@ def generate(
     call = _Call(
         model, variables, weights, choice, constraints, max_new_tokens, len(texts), hooks, on_tokens
     )
-    given = Texts(texts, source)
-    most = rows_at_once(model, weights, given, max_new_tokens, batch_size)
+    most = rows_at_once(model, weights, texts, source, max_new_tokens, batch_size)
     if hooks.patch:  # a patch may have one entry for each of the caller's rows
-        batches = [one_batch(given, len(texts))]
+        batches = [one_batch(texts, source, len(texts))]
     else:
-        batches = batches_of(given, len(texts) if hooks.capture else most)
+        batches = batches_of(texts, source, len(texts) if hooks.capture else most)
     return in_order([_continued(call, batch) for batch in batches], batches)
 
 
@@ -189,13 +188,13 @@ class _Call:
 def _continued(call: _Call, batch: Batch) -> Generation:
     """Continues the prompts of one batch."""
     model, weights, hooks, most = call.model, call.weights, call.hooks, call.max_new_tokens
-    (texts, source), width, rows = batch.texts, batch.width, len(batch.rows)
+    texts, source, width, rows = batch.prompts, batch.source, batch.width, len(batch.rows)
     first_slots = slots(width + (STEPS if most > 1 else 0))
     num_keys = slots(width + -(-(most - 1) // STEPS) * STEPS)
     # Attention weights have one axis of keys in all layers.
     ring = False if WEIGHTS in (*hooks.capture, *hooks.patch) else None
-    size, ready = CacheSize(rows, first_slots, ring, num_keys), {"prepared": weights}
-    cache, read = start_captured(model, ready, source, size, hooks.at_step(0))
+    size, sources = CacheSize(rows, first_slots, ring, num_keys), model.read_source(source)
+    cache, read = start_cache(model, weights, sources, size, hooks.at_step(0))
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache, hooks)
     found, room = [], most
     rules = rules_of(call.constraints, texts, width, most, call.choice.stops, source)
@@ -260,7 +259,7 @@ def _collected(
         mask = is_there.reshape(*is_there.shape, *[1] * (x.ndim - batch_axis - 2))
         captured[name] = np.where(mask, x, 0)
     if WEIGHTS in captured:
-        lengths = [len(x) for x in batch.texts.prompts[:number]]
+        lengths = [len(x) for x in batch.prompts[:number]]
         captured[WEIGHTS] = _by_position(captured[WEIGHTS], lengths, batch.width)
     return Generation(np.where(is_there, tokens, 0), is_there.sum(axis=1), log_probs, captured)
 

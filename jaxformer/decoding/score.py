@@ -57,19 +57,15 @@ def score(
     model = model.clone(execution=model.execution.for_decoding)  # any length is accepted
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(inputs)):
         return _score(model, variables["params"], inputs)
-    parts = [_score_of(model, variables["params"], x) for x in in_parts(inputs, most)]
+    parts = []
+    for part in in_parts(inputs, most):
+        number = len(part.tokens)
+        fill = partial(with_batch_size, batch_size=batch_bucket(number))
+        parts.append(_score(model, variables["params"], jax.tree.map(fill, part))[:number])
     scores = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
     if not isinstance(scores, jax.core.Tracer):
         check_finite_logits(np.isnan(scores), variables)
     return scores
-
-
-def _score_of(model: LanguageModel, params: Weights, inputs: Inputs) -> Float[Array, " batch"]:
-    """Scores rows that are filled up to a bucket of batch sizes."""
-    number = len(inputs.tokens)
-    rows = batch_bucket(number)
-    filled = jax.tree.map(lambda x: with_batch_size(x, rows), inputs)
-    return _score(model, params, filled)[:number]
 
 
 @partial(jax.jit, static_argnums=0)

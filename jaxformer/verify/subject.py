@@ -18,6 +18,7 @@ from jaxtyping import Array, ArrayLike, Bool, Float, Int
 from jaxformer.functional.layers.layer import layer_points
 from jaxformer.functional.taps import Patch
 from jaxformer.models.autoregressive import require_autoregressive
+from jaxformer.models.check import check_variables
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -265,8 +266,7 @@ def subject_of(
     """
     if not model.config.bidirectional:
         require_autoregressive(model)
-    if "params" not in variables:
-        raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
+    check_variables(variables)
     if any(x.dtype == np.int8 for x in jax.tree.leaves(variables["params"])):
         raise ValueError(
             "variables have integer kernels; their products are rounded differently in passes of "

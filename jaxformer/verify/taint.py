@@ -111,8 +111,7 @@ class _Run:
     """The state of one evaluation of a jaxpr.
 
     Attributes:
-        width: The number of bytes of the marks; the last byte holds
-            `loops.VARIES`.
+        width: The number of bytes of the marks; the last byte holds `loops.VARIES`.
         varies: See `follow`.
         unknown: The names of primitives without a rule.
         thresholds: Counts of finite masks.

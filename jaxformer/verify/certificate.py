@@ -92,9 +92,9 @@ def certify(
 
 def asked_of(subject: Subject) -> tuple[str, ...]:
     """Returns the names of the properties that apply to the model's kind."""
-    if subject.config.bidirectional:  # an encoder, which is not autoregressive
-        return tuple(name for name in PROPERTIES if name not in OF_GENERATION)
     left_out = {"bidirectional"} | (set() if subject.source is not None else {"reads its source"})
+    if subject.config.bidirectional:  # an encoder, which is not autoregressive
+        left_out = OF_GENERATION
     return tuple(name for name in PROPERTIES if name not in left_out)
 
 

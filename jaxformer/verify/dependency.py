@@ -135,9 +135,8 @@ def dependency_matrix(
         if sample is not None and effects and witness != "taint" and sample < size[axis]:
             tested = np.sort(rng.choice(size[axis], sample, replace=False))
         if witness == "taint":
-            whole[:], doubts, assumed = by_taint(function, inputs, num_positions, weights)
+            whole[:], doubts, notes = by_taint(function, inputs, num_positions, weights)
             remarks += doubts
-            notes += assumed
         elif witness == "derivative":
             try:
                 whole[tested] = by_derivative(applied, inputs, num_positions, tested)

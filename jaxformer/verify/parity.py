@@ -111,13 +111,9 @@ def parity(
     perplexities = _perplexity(jnp.asarray(logits), ids), _perplexity(ours, ids)
     start = ids[:1] if read else ids
     expected = _greedy(theirs, torch, inputs, start, max_new_tokens, bool(read))
-    source, greedy = [ids.tolist()] if read else None, Sampler(temperature=0.0)
-    options: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "sampler": greedy,
-        "source": source,
-    }
-    options["constraints"] = Constraints()  # none: `_greedy` applies none either
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    options |= {"source": [ids.tolist()] if read else None}
+    options |= {"sampler": Sampler(temperature=0.0), "constraints": Constraints()}  # as `_greedy`
     (tokens,) = generate(model, variables, [start.tolist()], **options).tokens
     same = int(np.cumprod(np.asarray(tokens) == expected).sum())
     return Parity(*differences, perplexities, same, max_new_tokens)

@@ -23,7 +23,7 @@ Values = Shaped[Array, "..."]
 
 def by_taint(
     function: Callable[..., Array], inputs: AnyArray, num_positions: int, weights: Any = None
-) -> tuple[PairTable, tuple[str, ...], tuple[str, ...]]:
+) -> Taint:
     """Finds the pairs that a path of computations connects.
 
     Without `weights`, captured arrays that are entirely 0 are treated as weights with any values.
@@ -37,15 +37,15 @@ def by_taint(
         weights: A pytree of arrays; None: see above.
 
     Returns:
-        bool [outputs, inputs], remarks and notes (see `Taint`).
+        bool [outputs, inputs], remarks and notes.
     """
     if weights is not None:
         closed = jax.make_jaxpr(function)(weights, inputs)
         found = follow(closed, inputs, num_positions, jax.tree.leaves(weights))
-        return _by_position(found, num_positions), found.remarks, found.notes
+        return found._replace(bits=_by_position(found, num_positions))
     closed, captured = jax.make_jaxpr(function)(inputs), _Captured()
     found = follow(closed, inputs, num_positions, varies=captured.zeros)
-    pairs, remarks, notes = _by_position(found, num_positions), found.remarks, found.notes
+    pairs, remarks = _by_position(found, num_positions), found.remarks
     if captured.partly:
         other = follow(closed, inputs, num_positions, varies=captured.weights)
         more = _by_position(other, num_positions) & ~pairs
@@ -54,7 +54,7 @@ def by_taint(
                 f"captured arrays ({', '.join(captured.partly)}) have zeros that stop {more.sum()} "
                 "paths: if they are weights, call with weights=…; if they are a mask, make it bool",
             )
-    return pairs, remarks, notes + captured.notes()
+    return Taint(pairs, remarks, found.notes + captured.notes())
 
 
 class _Captured:

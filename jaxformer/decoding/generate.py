@@ -6,7 +6,7 @@ After each block the host checks whether every row has stopped. Shapes come in b
 The cache starts with the slots of the first block and grows while rows continue.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -215,32 +215,30 @@ def _continued(call: _Call, batch: Batch) -> Generation:
         state = state._replace(cache=with_slots(state.cache, needed))
         live = live_slots(state.cache, needed)
         state, new = decode_block(model, weights, state, choice, live, hooks)
-    return _collected(model.layer_points, batch, found, jax.tree.map(to_host, read), most, num_keys)
+    return _collected(call, batch, found, jax.tree.map(to_host, read), num_keys)
 
 
 def _collected(
-    layer_points: Collection[str],
+    call: _Call,
     batch: Batch,
     blocks: Sequence[Block],
     read: Mapping[str, np.ndarray],
-    max_new_tokens: int,
     num_keys: int,
 ) -> Generation:
-    """Concatenates the blocks of a batch.
+    """Concatenates the blocks of a batch, without the repetitions of its first row.
 
     Args:
-        layer_points: names of captured values that have a layer axis.
-        batch: the batch. Its repetitions are not returned.
+        call: the call.
+        batch: the batch.
         blocks: the blocks, in order.
         read: the values captured while the sources were read.
-        max_new_tokens: number of tokens of the result.
         num_keys: number of keys of the attention weights, of which early blocks have fewer.
     """
-    number = batch.batch_size
+    number, most, layer_points = batch.batch_size, call.max_new_tokens, call.model.layer_points
 
     def joined(steps: Sequence[Array | np.ndarray], fill: int = 0) -> np.ndarray:
-        whole = np.concatenate(steps)[:max_new_tokens]
-        widths = [(0, max_new_tokens - len(whole)), *[(0, 0)] * (whole.ndim - 1)]
+        whole = np.concatenate(steps)[:most]
+        widths = [(0, most - len(whole)), *[(0, 0)] * (whole.ndim - 1)]
         return np.pad(whole, widths, constant_values=fill)
 
     def first_rows(name: str, x: np.ndarray) -> np.ndarray:

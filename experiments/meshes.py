@@ -30,7 +30,7 @@ from record import Parser, at_least, conclude, run
 import jaxformer as jf
 from jaxformer.doctor.program import by_kind, collectives
 from jaxformer.models.config import KINDS, EncoderConfig
-from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.mesh import AXES, make_mesh, to_host
 from jaxformer.models.parameters import parameter_count

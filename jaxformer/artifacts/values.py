@@ -15,7 +15,7 @@ from jaxformer.functional.layers.attention import Rotary
 from jaxformer.functional.layers.luong_attention import LuongAttention
 from jaxformer.functional.layers.norms import Unapplied
 from jaxformer.models.config.check import shown
-from jaxformer.models.config.rotary import RotaryScaling
+from jaxformer.models.config.transformer import RotaryScaling
 
 _PUBLIC = """
     Attention Causal Convolution CrossAttention Experts FeedForward GatedDelta LayerNorm Lstm Packed

@@ -14,12 +14,12 @@ from jaxformer.doctor.report import lines_of_decoding, lines_of_setup, lines_of_
 from jaxformer.models.config import KINDS, Execution
 from jaxformer.models.config.check import check_at_least
 from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.config.needs import Given, Is, Needs
+from jaxformer.models.config.needs import Needs, is_given, is_one_of
 from jaxformer.terminal import say
 from jaxformer.training.config import MeshSizes
 from jaxformer.training.presets import kinds_of, training_preset
 
-_PRESET, _COMPILES = Given("preset"), Is("explain_attention", False)
+_PRESET, _COMPILES = is_given("preset"), is_one_of("explain_attention", False)
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DoctorArguments:
         "dtype": (_PRESET,),
         "attention": (_PRESET,),
         "layers": (_PRESET, _COMPILES),
-        "remat": (_PRESET, _COMPILES, Is("decode", False)),
+        "remat": (_PRESET, _COMPILES, is_one_of("decode", False)),
         "decode": (_PRESET, _COMPILES),
         "explain_attention": (_PRESET,),
     }

@@ -15,9 +15,9 @@ from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.cli.flags import Switch, positional
 from jaxformer.models.config.check import check_at_least
-from jaxformer.models.config.needs import Given, Is, Needs, flag_of
+from jaxformer.models.config.needs import Needs, flag_of, is_given, is_one_of
 from jaxformer.terminal import say
-from jaxformer.training.data.records import HasRecords
+from jaxformer.training.data.records import has_records
 
 if TYPE_CHECKING:
     from jaxformer.models.language_model import LanguageModel, Variables
@@ -40,14 +40,14 @@ class EvaluateArguments(DecodingArguments):
     """
 
     needs: ClassVar[Needs] = {
-        "text_field": (Is("source", None), HasRecords("files")),
-        "stride": (Is("source", None),),
-        "batch_size": (Is("source", None),),
-        "score_first_token": (Is("source", None),),
-        "ignore_generation_config": (Given("source"),),
-        "target": (Given("source"),),
-        "beam_width": (Given("source"),),
-        "bleu_tokenize": (Given("source"),),
+        "text_field": (is_one_of("source", None), has_records("files")),
+        "stride": (is_one_of("source", None),),
+        "batch_size": (is_one_of("source", None),),
+        "score_first_token": (is_one_of("source", None),),
+        "ignore_generation_config": (is_given("source"),),
+        "target": (is_given("source"),),
+        "beam_width": (is_given("source"),),
+        "bleu_tokenize": (is_given("source"),),
     }
 
     files: Annotated[tuple[Path, ...], positional("FILE…")] = ()

@@ -8,7 +8,7 @@ from jaxformer.artifacts.files import next_free
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.cli.flags import OutFile, check_out, positional
-from jaxformer.models.config.needs import Is, Needs
+from jaxformer.models.config.needs import Needs, is_one_of
 from jaxformer.terminal import say
 
 
@@ -21,7 +21,7 @@ class ExplainArguments(DecodingArguments):
     so that tokens can be edited and heads switched off.
     """
 
-    needs: ClassVar[Needs] = {"ignore_generation_config": (Is("target", None),)}
+    needs: ClassVar[Needs] = {"ignore_generation_config": (is_one_of("target", None),)}
 
     text: Annotated[str, positional("TEXT")]
     """text to show; for models that translate, the source"""

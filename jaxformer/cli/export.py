@@ -8,7 +8,7 @@ from jaxformer.artifacts.files import require_new
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.flags import Switch, positional
 from jaxformer.models.config.model import CheckpointDType
-from jaxformer.models.config.needs import Is, Needs
+from jaxformer.models.config.needs import Needs, is_one_of
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 
@@ -18,8 +18,8 @@ class ExportArguments:
     """Write a model in the format of transformers or, as a GGUF file, of llama.cpp."""
 
     needs: ClassVar[Needs] = {
-        "dtype": (Is("adapter", False),),
-        "adapter": (Is("format", "transformers"),),
+        "dtype": (is_one_of("adapter", False),),
+        "adapter": (is_one_of("format", "transformers"),),
     }
 
     run: Annotated[str, positional("RUN")]

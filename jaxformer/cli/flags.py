@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from jaxformer.artifacts.files import parse_json
 from jaxformer.models.config.check import from_fields, shown
-from jaxformer.models.config.rotary import RotaryScaling
+from jaxformer.models.config.transformer import RotaryScaling
 from jaxformer.training.config import MeshSizes
 
 

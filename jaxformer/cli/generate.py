@@ -7,7 +7,7 @@ from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.arguments import complete, read_given, refuse_unread
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.models.config.generation import GenerationDefaults
-from jaxformer.models.config.needs import Above, Needs
+from jaxformer.models.config.needs import Needs, is_above
 from jaxformer.terminal import write
 from jaxformer.training.config import check_seed
 
@@ -25,7 +25,7 @@ class GenerateArguments(DecodingArguments):
     """
 
     needs: ClassVar[Needs] = dict.fromkeys(
-        ("top_k", "top_p", "min_p", "seed"), (Above("temperature", 0),)
+        ("top_k", "top_p", "min_p", "seed"), (is_above("temperature", 0),)
     )
 
     prompt: str = ""

@@ -25,7 +25,7 @@ from jaxformer.cli.train_arguments import (
     read_train,
 )
 from jaxformer.models.config import kind_of
-from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say

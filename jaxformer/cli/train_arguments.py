@@ -12,7 +12,7 @@ from jaxformer.cli.arguments import read_given, split, values_of
 from jaxformer.cli.flags import Spelling, Switch, field_values, flags_of, positional
 from jaxformer.cli.help import asks_for_help
 from jaxformer.models.config import KINDS
-from jaxformer.models.config.needs import Given, Needs
+from jaxformer.models.config.needs import Needs, is_given
 from jaxformer.training.config import (
     RESUMABLE,
     Inputs,
@@ -22,7 +22,7 @@ from jaxformer.training.config import (
     differences,
 )
 from jaxformer.training.data.documents import HUB
-from jaxformer.training.data.records import HasRecords
+from jaxformer.training.data.records import has_records
 from jaxformer.training.presets import kinds_of, training_preset, usual_preset
 
 # The flags that --help lists. --help-all lists all flags.
@@ -42,8 +42,8 @@ class TrainArguments:
     """
 
     needs: ClassVar[Needs] = {
-        "target": (Given("source"),),
-        "text_field": (HasRecords("text"),),
+        "target": (is_given("source"),),
+        "text_field": (has_records("text"),),
     }
 
     training: TrainingConfig = field(default_factory=lambda: training_preset("stdlib", "decoder"))

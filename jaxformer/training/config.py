@@ -21,7 +21,7 @@ from jaxformer.models.config.check import (
 )
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.config.needs import Given, Is, Needs
+from jaxformer.models.config.needs import Needs, is_given, is_one_of
 
 Model = TypeVar("Model", bound=ModelConfig)
 LARGEST_FLOAT = 2.0**127  # the largest float32, up to a factor of 2
@@ -79,9 +79,9 @@ class OptimizerConfig:
     """
 
     needs: ClassVar[Needs] = {
-        "decay_fraction": (Is("schedule", "warmup-stable-decay"),),
-        "beta1": (Is("optimizer", "adamw", "lion", "muon"),),
-        "beta2": (Is("optimizer", "adamw", "lion", "muon"),),
+        "decay_fraction": (is_one_of("schedule", "warmup-stable-decay"),),
+        "beta1": (is_one_of("optimizer", "adamw", "lion", "muon"),),
+        "beta2": (is_one_of("optimizer", "adamw", "lion", "muon"),),
     }
 
     optimizer: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
@@ -159,7 +159,7 @@ class MeshSizes:
 class Processes:
     """The processes that train a model together; without a coordinator, only this one."""
 
-    needs: ClassVar[Needs] = {"process_timeout": (Given("coordinator"),)}
+    needs: ClassVar[Needs] = {"process_timeout": (is_given("coordinator"),)}
 
     coordinator: str | None = None
     """HOST:PORT of process 0, if several processes train together, or "auto" on Slurm, Open MPI,

@@ -11,7 +11,7 @@ from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.row_size import visible_pairs
 from jaxformer.models.builders.transformers import self_attention_mask
 from jaxformer.models.config import DecoderConfig, EncoderConfig, Execution, preset
-from jaxformer.models.config.encoder_decoder import ReadsSource
+from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.flops import (
     flops_per_token,
     forward_flops,

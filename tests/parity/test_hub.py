@@ -19,7 +19,7 @@ import jaxformer as jf  # noqa: E402
 from jaxformer.artifacts.tensors import flat  # noqa: E402
 from jaxformer.hub.families import FAMILIES  # noqa: E402
 from jaxformer.hub.table import entries  # noqa: E402
-from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
+from jaxformer.models.config.encoder import ReadsSource  # noqa: E402
 from tests.parity import checkpoints  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

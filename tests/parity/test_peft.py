@@ -17,7 +17,7 @@ import jaxformer as jf  # noqa: E402
 from jaxformer.artifacts.tensors import flat  # noqa: E402
 from jaxformer.hub.load import opened  # noqa: E402
 from jaxformer.hub.peft import export_adapter  # noqa: E402
-from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
+from jaxformer.models.config.encoder import ReadsSource  # noqa: E402
 from jaxformer.models.config.lora import LoraConfig  # noqa: E402
 from jaxformer.models.parameters import shape_tree  # noqa: E402
 from tests.hub.adapters import learnt  # noqa: E402

@@ -19,7 +19,7 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError  # noqa: 
 import jaxformer as jf  # noqa: E402
 from jaxformer.hub.families import FAMILIES  # noqa: E402
 from jaxformer.models.config import EncoderConfig  # noqa: E402
-from jaxformer.models.config.encoder_decoder import ReadsSource  # noqa: E402
+from jaxformer.models.config.encoder import ReadsSource  # noqa: E402
 from tests.hub.configs import base, edited, families_of, near  # noqa: E402
 from tests.properties import tiny  # noqa: E402
 

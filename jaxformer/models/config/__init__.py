@@ -5,18 +5,17 @@ key. All classes are frozen and hashable. They do not import JAX, so that the co
 its help without loading it.
 """
 
-from jaxformer.models.config.convolutional import ConvolutionalConfig
+from jaxformer.models.config.baselines import ConvolutionalConfig, RecurrentConfig
 from jaxformer.models.config.decoder import DecoderConfig
-from jaxformer.models.config.encoder import EncoderConfig
-from jaxformer.models.config.encoder_decoder import (
+from jaxformer.models.config.encoder import (
+    EncoderConfig,
     EncoderDecoderConfig,
     RecurrentEncoderDecoderConfig,
 )
 from jaxformer.models.config.execution import Execution
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.presets import PRESETS, preset
-from jaxformer.models.config.recurrent import RecurrentConfig
-from jaxformer.models.config.rotary import RotaryScaling
+from jaxformer.models.config.transformer import RotaryScaling
 
 # Names of the model kinds, as in `jaxformer train --model`, in runs and in saved folders.
 KINDS = {

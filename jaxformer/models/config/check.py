@@ -224,12 +224,11 @@ def check_at_least(least: int, config: "DataclassInstance", *names: str) -> None
     """
     for name in names:
         value, default = getattr(config, name), type(config).__dataclass_fields__[name].default
-
-        def checked(entry: Any, name: str = name, default: Any = default) -> Any:
-            return None if entry is None is default else whole_number(name, entry, least)
-
-        checked_value = tuple(map(checked, value)) if isinstance(value, tuple) else checked(value)
-        object.__setattr__(config, name, checked_value)
+        checked = tuple(
+            None if entry is None is default else whole_number(name, entry, least)
+            for entry in entries(value)
+        )
+        object.__setattr__(config, name, checked if isinstance(value, tuple) else checked[0])
 
 
 def check_not_empty(config: "DataclassInstance", *names: str) -> None:

@@ -1,15 +1,15 @@
 """Config of the decoder-only Transformer."""
 
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 from jaxformer.models.config.check import check_at_least, check_not_empty, entries
-from jaxformer.models.config.needs import AllOf, AnyOf, Has
+from jaxformer.models.config.needs import all_of, any_of, is_one_of
 from jaxformer.models.config.transformer import TransformerConfig
 
 LayerType = Literal["attention", "short_convolution", "gated_delta"]
-_CONVOLVES = Has("layer_types", "short_convolution")
-_HAS_DELTA = Has("layer_types", "gated_delta")
+_CONVOLVES = is_one_of("layer_types", "short_convolution")
+_HAS_DELTA = is_one_of("layer_types", "gated_delta")
 
 
 class DeltaSizes(NamedTuple):
@@ -23,8 +23,8 @@ class DeltaSizes(NamedTuple):
 
 _NEEDS = {
     **TransformerConfig.needs,
-    "norm_epsilon": (AnyOf(AllOf(*TransformerConfig.needs["norm_epsilon"]), _HAS_DELTA),),
-    "convolution_kernel_size": (AnyOf(_CONVOLVES, _HAS_DELTA),),
+    "norm_epsilon": (any_of(all_of(*TransformerConfig.needs["norm_epsilon"]), _HAS_DELTA),),
+    "convolution_kernel_size": (any_of(_CONVOLVES, _HAS_DELTA),),
     "convolution_bias": (_CONVOLVES,),
     **dict.fromkeys(DeltaSizes._fields, (_HAS_DELTA,)),
 }
@@ -101,8 +101,6 @@ class DecoderConfig(TransformerConfig):
         return "gated_delta" in entries(self.layer_types)
 
     @property
-    def resolved(self) -> Self:
-        """See `TransformerConfig`. Without a gated delta rule, its sizes remain None."""
-        config, sizes = super().resolved, self.delta_sizes._asdict()
-        is_open = any(getattr(config, name) is None for name in sizes)
-        return replace(config, **sizes) if self._has_delta and is_open else config
+    def open_fields(self) -> dict[str, Any]:
+        """See `ModelConfig`. Without a gated delta rule, its sizes remain None."""
+        return super().open_fields | (self.delta_sizes._asdict() if self._has_delta else {})

@@ -1,13 +1,15 @@
-"""Config of the encoder."""
+"""Configs of encoders: alone, and before a decoder that generates a target sequence."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from jaxformer.models.config.baselines import RecurrentConfig
 from jaxformer.models.config.check import check_at_least, check_not_empty
-from jaxformer.models.config.needs import AnyOf, Is, Needs
+from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.config.needs import Needs, any_of, is_one_of
 from jaxformer.models.config.transformer import TransformerConfig
 
-_OWN_LINEAR = (Is("transform", True), Is("pooler", True))
+_OWN_LINEAR = (is_one_of("transform", True), is_one_of("pooler", True))
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,7 @@ class EncoderConfig(TransformerConfig):
     patterns = (*TransformerConfig.patterns, "window")
     needs: ClassVar[Needs] = {
         **TransformerConfig.needs,
-        "use_bias": (AnyOf(*TransformerConfig.needs["use_bias"], *_OWN_LINEAR),),
+        "use_bias": (any_of(*TransformerConfig.needs["use_bias"], *_OWN_LINEAR),),
     }
     bidirectional = True
     window: int | tuple[int | None, ...] | None = None
@@ -46,3 +48,123 @@ class EncoderConfig(TransformerConfig):
             raise ValueError(
                 f"num_labels is {self.num_labels}; it needs the pooler (pooler is False)"
             )
+
+
+@dataclass(frozen=True)
+class ReadsSource(ModelConfig):
+    """Additional fields in the config of a model that reads a source."""
+
+    reads_source = True
+
+    source_vocab_size: int | None = None
+    """number of source token ids; None: vocab_size"""
+    max_source_length: int | None = None
+    """maximum number of tokens of a source; None: max_length"""
+    share_embeddings: bool = True
+    """use one embedding table for source and target"""
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        check_at_least(1, self, "source_vocab_size", "max_source_length")
+        if self.share_embeddings and self.source_vocab_size not in (None, self.vocab_size):
+            raise ValueError(
+                f"source_vocab_size is {self.source_vocab_size}; with share_embeddings it must be "
+                f"vocab_size ({self.vocab_size})"
+            )
+
+    @property
+    def longest_source(self) -> int:
+        """See `ModelConfig`."""
+        return self.max_source_length or self.max_length
+
+    @property
+    def num_source_ids(self) -> int:
+        """See `ModelConfig`."""
+        return self.source_vocab_size or self.vocab_size
+
+    @property
+    def open_fields(self) -> dict[str, Any]:
+        """See `ModelConfig`."""
+        sizes = {"source_vocab_size": self.num_source_ids, "max_source_length": self.longest_source}
+        return super().open_fields | sizes
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig(ReadsSource, TransformerConfig):
+    """Config of an encoder–decoder Transformer.
+
+    `vocab_size`, `max_length` and `num_layers` describe the decoder. `resolved` replaces a size
+    that is None by its value, computed from the other fields.
+    """
+
+    num_encoder_layers: int | None = None
+    """number of Transformer blocks in the encoder; None: num_layers"""
+    num_encoder_heads: int | None = None
+    """number of attention heads in the encoder; None: num_heads query heads and num_kv_heads key
+    and value heads"""
+    encoder_mlp_dim: int | None = None
+    """width inside the encoder's feed-forward layers; None: mlp_dim"""
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        super().__post_init__()
+        check_at_least(1, self, "num_encoder_layers", "num_encoder_heads", "encoder_mlp_dim")
+        heads = self.num_encoder_heads
+        if heads is not None and heads != self.num_heads:
+            unit = 2 * heads if self.positions == "rotary" else heads
+            if self.embed_dim % unit:
+                twice = "twice " * (unit > heads)
+                raise ValueError(
+                    f"num_encoder_heads is {heads}; {twice}num_encoder_heads must divide "
+                    f"embed_dim ({self.embed_dim})"
+                )
+
+    @property
+    def open_fields(self) -> dict[str, Any]:
+        """See `ModelConfig`."""
+        return super().open_fields | {
+            "num_encoder_layers": self.num_layers,
+            "num_encoder_heads": self.num_heads,
+            "encoder_mlp_dim": self.sizes.mlp_dim,
+        }
+
+    @property
+    def stacks(self) -> dict[str, ModelConfig]:
+        """See `ModelConfig`."""
+        return {"": self, "encoder/": self.encoder}
+
+    @property
+    def encoder(self) -> EncoderConfig:
+        """The encoder's config; call it on a resolved config."""
+        fields: dict[str, Any] = {
+            name: getattr(self, name) for name in TransformerConfig.__dataclass_fields__
+        }
+        own: dict[str, Any] = {
+            "num_layers": self.num_encoder_layers,
+            "num_heads": self.num_encoder_heads,
+            "mlp_dim": self.encoder_mlp_dim,
+            "vocab_size": self.source_vocab_size,
+            "max_length": self.max_source_length,
+            "output_scale": None,  # applies before the head, which only the decoder has
+        }
+        if self.num_encoder_heads != self.num_heads:
+            own |= {"num_kv_heads": None, "head_dim": None}
+        return EncoderConfig(**fields | own).resolved
+
+
+@dataclass(frozen=True)
+class RecurrentEncoderDecoderConfig(ReadsSource, RecurrentConfig):
+    """Config of a recurrent encoder–decoder.
+
+    One RNN or LSTM reads the source. Another one starts from its last state and generates the
+    target. `resolved` replaces a size that is None by its value, computed from the other fields.
+    """
+
+    attends: bool = True
+    """the decoder attends to all encoder states; False: it only starts from the last one"""
+
+    @property
+    def stacks(self) -> dict[str, ModelConfig]:
+        """See `ModelConfig`."""
+        return {"": self, "encoder/": replace(self, vocab_size=self.num_source_ids)}

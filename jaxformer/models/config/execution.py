@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from jaxformer.models.config.check import check_fields
-from jaxformer.models.config.needs import AnyOf, Is, Needs
+from jaxformer.models.config.needs import Needs, any_of, is_one_of
 
-_TRANSFORMER = Is("model", "decoder", "encoder", "encoder-decoder")
+_TRANSFORMER = is_one_of("model", "decoder", "encoder", "encoder-decoder")
 # Maximum number of layers that "auto" unrolls. Unrolled training steps were 1.35, 1.18, 1.03 and
 # 1.00 times as fast as scanned ones at 6, 12, 24 and 48 layers. The longer compilation paid off
 # after 5, 128 and 184 steps, and never at 48 layers (bench_layers.py).
@@ -24,7 +24,7 @@ class Execution:
     """
 
     needs: ClassVar[Needs] = {
-        "attention": (AnyOf(_TRANSFORMER, Is("attends", True)),),
+        "attention": (any_of(_TRANSFORMER, is_one_of("attends", True)),),
     }
 
     attention: Literal["auto", "explicit", "blockwise", "fused"] = "auto"

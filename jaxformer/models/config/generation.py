@@ -4,6 +4,7 @@ The fields have the same names as in the generation_config.json of transformers.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from jaxformer.models.config.check import check_at_least, check_fields, check_positive
@@ -62,7 +63,7 @@ class Constraints:
         check_at_least(0, self, "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
         check_at_least(0, self, "begin_suppress_tokens", "encoder_no_repeat_ngram_size")
         check_positive(self, "repetition_penalty", "encoder_repetition_penalty")
-        for name, words in (("bad_words_ids", self.bad_words_ids), ("sequence_bias", self._biased)):
+        for name, words in self._words.items():
             for word in words:
                 if not word or min(word) < 0:
                     raise ValueError(f"{name} has {word}; it must have ids of at least 0")
@@ -75,8 +76,10 @@ class Constraints:
                 )
 
     @property
-    def _biased(self) -> tuple[Ids, ...]:
-        return tuple(word for word, _ in self.sequence_bias)
+    def _words(self) -> dict[str, tuple[Ids, ...]]:
+        """The token sequences of the fields that have such."""
+        biased = tuple(word for word, _ in self.sequence_bias)
+        return {"bad_words_ids": self.bad_words_ids, "sequence_bias": biased}
 
     @property
     def reads_encoder(self) -> bool:
@@ -85,15 +88,11 @@ class Constraints:
 
     def check_ids(self, vocab_size: int) -> None:
         """Checks that every token id is below `vocab_size`; raises ValueError otherwise."""
-        forced_first = self.forced_bos_token_id
-        named = {
-            "bad_words_ids": tuple(token for word in self.bad_words_ids for token in word),
-            "sequence_bias": tuple(token for word in self._biased for token in word),
-            "forced_bos_token_id": () if forced_first is None else (forced_first,),
-            "forced_eos_token_id": self.forced_eos_token_id,
-            "suppress_tokens": self.suppress_tokens,
-            "begin_suppress_tokens": self.begin_suppress_tokens,
-        }
+        named = {name: tuple(chain(*words)) for name, words in self._words.items()}
+        first = self.forced_bos_token_id
+        named["forced_bos_token_id"] = () if first is None else (first,)
+        for name in ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
+            named[name] = getattr(self, name)
         for name, ids in named.items():
             if ids and max(ids) >= vocab_size:
                 raise ValueError(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxformer.models.config.check import check_fields
-from jaxformer.models.config.needs import Given, Needs
+from jaxformer.models.config.needs import Needs, is_given
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class LoraConfig:
     """
 
     needs: ClassVar[Needs] = {
-        "lora_alpha": (Given("lora_rank"),),
-        "lora_maps": (Given("lora_rank"),),
+        "lora_alpha": (is_given("lora_rank"),),
+        "lora_maps": (is_given("lora_rank"),),
     }
 
     lora_rank: int | None = None

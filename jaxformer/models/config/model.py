@@ -1,8 +1,8 @@
 """What every model config has."""
 
 from abc import ABC, abstractmethod
-from dataclasses import Field
-from typing import ClassVar, Literal, Self
+from dataclasses import Field, replace
+from typing import Any, ClassVar, Literal, Self
 
 from jaxformer.models.config.check import check_fields
 from jaxformer.models.config.needs import Needs
@@ -124,9 +124,15 @@ class ModelConfig(ABC):
         return None
 
     @property
+    def open_fields(self) -> dict[str, Any]:
+        """The value of each field that may be None, for the case that it is None."""
+        return {}
+
+    @property
     def resolved(self) -> Self:
-        """The same config with every size that is None replaced by its value."""
-        return self
+        """The same config with every open field that is None replaced by its value."""
+        found = {name: x for name, x in self.open_fields.items() if getattr(self, name) is None}
+        return replace(self, **found) if found else self
 
     @property
     def heads(self) -> tuple[int, ...]:

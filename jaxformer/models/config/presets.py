@@ -3,7 +3,7 @@
 from typing import Literal, overload
 
 from jaxformer.models.config.decoder import DecoderConfig
-from jaxformer.models.config.encoder_decoder import EncoderDecoderConfig
+from jaxformer.models.config.encoder import EncoderDecoderConfig
 from jaxformer.models.config.transformer import TransformerConfig
 
 

@@ -1,19 +1,19 @@
-"""Base class of the Transformer configs."""
+"""Base class of the Transformer configs, and the scaling of rotary frequencies."""
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from jaxformer.models.config.check import (
     check_at_least,
+    check_fields,
     check_fraction,
     check_not_empty,
     check_positive,
     entries,
 )
 from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.config.needs import Above, AllOf, AnyOf, Given, Is
-from jaxformer.models.config.rotary import RotaryScaling
+from jaxformer.models.config.needs import Needs, all_of, any_of, is_above, is_given, is_one_of
 
 Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
 Activation = Literal[Plain, "swiglu", "geglu", "geglu_tanh", "clipped_swiglu"]
@@ -23,37 +23,89 @@ Positions = Literal[
 ]
 
 _LINEAR_BIASES = ("query_key_value_bias", "attention_output_bias", "feedforward_bias")
-_BIASED = Is("norm", "layer", "dynamic_tanh")
-_NORMED = Is("norm", *get_args(Norm)[:-1])
-_ROUTED = Above("num_experts", 0)
+_BIASED = is_one_of("norm", "layer", "dynamic_tanh")
+_NORMED = is_one_of("norm", *get_args(Norm)[:-1])
+_ROUTED = is_above("num_experts", 0)
 _NEEDS = {
-    "experts_per_token": (_ROUTED,),
-    "expert_dim": (_ROUTED,),
-    "mlp_dim": (AnyOf(Is("num_experts", 0), Is("expert_dim", None)),),
-    "normalize_router": (_ROUTED,),
-    "router_bias": (_ROUTED,),
-    "shared_expert_dim": (_ROUTED,),
-    "shared_expert_gate": (_ROUTED, Given("shared_expert_dim")),
+    **dict.fromkeys(("experts_per_token", "expert_dim", "normalize_router"), (_ROUTED,)),
+    **dict.fromkeys(("router_bias", "shared_expert_dim"), (_ROUTED,)),
+    "shared_expert_gate": (_ROUTED, is_given("shared_expert_dim")),
+    "mlp_dim": (any_of(is_one_of("num_experts", 0), is_one_of("expert_dim", None)),),
     "use_bias": (
-        AnyOf(
-            *(Is(name, None) for name in _LINEAR_BIASES),
-            AllOf(Is("norm_bias", None), _BIASED),
+        any_of(
+            *(is_one_of(name, None) for name in _LINEAR_BIASES),
+            all_of(is_one_of("norm_bias", None), _BIASED),
         ),
     ),
-    "norm_position": (_NORMED,),
-    "norm_epsilon": (Is("norm", "layer", "rms", "rms_one_plus"),),
-    "embedding_norm": (_NORMED,),
-    "query_key_norm": (_NORMED,),
-    "first_attention_norm": (_NORMED, Is("norm_position", "pre", "both")),
+    **dict.fromkeys(("norm_position", "embedding_norm", "query_key_norm"), (_NORMED,)),
+    "norm_epsilon": (is_one_of("norm", "layer", "rms", "rms_one_plus"),),
+    "first_attention_norm": (_NORMED, is_one_of("norm_position", "pre", "both")),
     "norm_bias": (_BIASED,),
-    "position_offset": (Is("positions", "learned"),),
-    "relative_buckets": (Is("positions", "relative"),),
-    "relative_distance": (Is("positions", "relative"),),
-    "rotary_base": (Is("positions", "rotary"),),
-    "rotary_scaling": (Is("positions", "rotary"),),
-    "rotary_fraction": (Is("positions", "rotary"),),
-    "rotary_interleaved": (Is("positions", "rotary"),),
+    "position_offset": (is_one_of("positions", "learned"),),
+    **dict.fromkeys(
+        ("relative_buckets", "relative_distance"), (is_one_of("positions", "relative"),)
+    ),
+    **dict.fromkeys(
+        ("rotary_base", "rotary_scaling", "rotary_fraction", "rotary_interleaved"),
+        (is_one_of("positions", "rotary"),),
+    ),
 }
+
+
+@dataclass(frozen=True)
+class RotaryScaling:
+    """Scaling of rotary frequencies by one of three methods.
+
+    A frequency is the angle, in radians per position, by which a pair of features is rotated. Its
+    wavelength is 2π divided by the frequency, in positions.
+
+    Reference:
+        linear: Chen et al. 2023. llama3: Llama 3.1. yarn: Peng et al. 2023, §3.
+    """
+
+    needs: ClassVar[Needs] = {
+        "original_length": (is_one_of("kind", "llama3", "yarn"),),
+        **dict.fromkeys(
+            ("low_frequency_factor", "high_frequency_factor"), (is_one_of("kind", "llama3"),)
+        ),
+        **dict.fromkeys(
+            ("beta_fast", "beta_slow", "whole_pairs", "attention_factor"),
+            (is_one_of("kind", "yarn"),),
+        ),
+    }
+
+    kind: Literal["linear", "llama3", "yarn"]
+    """linear divides all frequencies by factor; llama3 and yarn divide low frequencies by factor,
+    keep high ones, and interpolate between the two"""
+    factor: float
+    """divisor of the frequencies"""
+    original_length: int = 8192
+    """context length, in tokens, that the model was first trained with; not used by linear"""
+    low_frequency_factor: float = 1.0
+    """llama3: wavelengths above original_length / low_frequency_factor are multiplied by factor"""
+    high_frequency_factor: float = 4.0
+    """llama3: wavelengths below original_length / high_frequency_factor are unchanged"""
+    beta_fast: float = 32.0
+    """yarn: pairs with at least this many turns over original_length are unchanged"""
+    beta_slow: float = 1.0
+    """yarn: the frequencies of pairs with at most this many turns over original_length are divided
+    by factor"""
+    whole_pairs: bool = True
+    """yarn: round the two bounds outwards to whole pair indices"""
+    attention_factor: float | None = None
+    """yarn: factor of the rotated queries and keys; None: 0.1 ln(factor) + 1"""
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_fields(self)
+        check_at_least(1, self, "original_length")
+        check_positive(self, "factor", "low_frequency_factor", "high_frequency_factor")
+        check_positive(self, "beta_fast", "beta_slow", "attention_factor")
+        if self.high_frequency_factor <= self.low_frequency_factor:
+            raise ValueError(
+                f"high_frequency_factor is {self.high_frequency_factor}; it must be above "
+                f"low_frequency_factor ({self.low_frequency_factor})"
+            )
 
 
 class Sizes(NamedTuple):
@@ -250,7 +302,7 @@ class TransformerConfig(ModelConfig):
         check_positive(self, "output_scale", "logits_cap")
 
     @property
-    def sizes(self) -> "Sizes":
+    def sizes(self) -> Sizes:
         """The values of the fields that may be None."""
 
         def has_bias(own: bool | None) -> bool:
@@ -268,11 +320,9 @@ class TransformerConfig(ModelConfig):
         )
 
     @property
-    def resolved(self) -> Self:
-        """The same config with every size that is None replaced by its value."""
-        sizes = self.sizes._asdict()
-        is_open = any(getattr(self, name) is None for name in sizes)
-        return replace(self, **sizes) if is_open else self
+    def open_fields(self) -> dict[str, Any]:
+        """See `ModelConfig`."""
+        return self.sizes._asdict()
 
     @property
     def has_experts(self) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -183,24 +183,10 @@ class HubDataset(Records):
 _READERS = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".parquet": Parquet}
 
 
-@dataclass(frozen=True)
-class HasRecords(Need):
-    """Condition that a path of the field may hold records."""
-
-    field: str
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """See `Need`."""
-        return ()
-
-    def holds(self, values: Mapping[str, Any]) -> bool:
-        """See `Need`."""
-        return any(map(_may_hold_records, map(str, values[self.field])))
-
-    def __str__(self) -> str:
-        """See `Need`."""
-        return f"a file of records ({', '.join(_READERS)}), a folder or {HUB}OWNER/NAME"
+def has_records(field: str) -> Need:
+    """Returns the need that a path of the field may hold records."""
+    text = f"a file of records ({', '.join(_READERS)}), a folder or {HUB}OWNER/NAME"
+    return Need((), lambda given: any(map(_may_hold_records, map(str, given[field]))), text)
 
 
 def _may_hold_records(path: str) -> bool:

@@ -34,13 +34,12 @@ from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.mesh import AXES, make_mesh, to_host
 from jaxformer.models.parameters import parameter_count
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import Batch, place_batch
 from jaxformer.training.config import OptimizerConfig, Processes
 from jaxformer.training.objectives import CrossEntropy, summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.placed import init_on, place_batch
 from jaxformer.training.processes import is_first, join
-from jaxformer.training.step import init_state, make_step, updates
+from jaxformer.training.step import init_on, init_state, make_step, updates
 
 STEPS, ROWS, LENGTH, VOCAB = 20, 16, 32, 64
 SIZES = {"vocab_size": VOCAB, "max_length": LENGTH, "embed_dim": 32, "num_layers": 2}

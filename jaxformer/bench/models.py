@@ -31,11 +31,10 @@ from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import make_mesh
 from jaxformer.models.parameters import init
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import Batch, place_batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.placed import init_on, place_batch
-from jaxformer.training.step import Measured, make_step
+from jaxformer.training.step import Measured, init_on, make_step
 
 T = TypeVar("T")
 GREEDY = Sampler(temperature=0.0)

@@ -19,9 +19,8 @@ from jaxformer.models.autoregressive import require_autoregressive
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.mesh import parameter_shapes, shapes_at
-from jaxformer.training.batch import Batch
-from jaxformer.training.placed import placed_shapes, state_shardings
-from jaxformer.training.step import init_state, make_step, num_bytes
+from jaxformer.training.batch import Batch, placed_shapes
+from jaxformer.training.step import init_state, make_step, num_bytes, state_shardings
 
 
 class Memory(NamedTuple):

@@ -15,12 +15,12 @@ from jaxformer.functional.trees import Weights
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import Variables
 from jaxformer.models.mesh import num_row_parts
+from jaxformer.training.batch import AnyBatch, mesh_of
 from jaxformer.training.config import RESUMABLE, RunConfig, differences
 from jaxformer.training.log import require_trackers
 from jaxformer.training.loop import Training
-from jaxformer.training.objectives import AnyBatch, Objective, check_objective
+from jaxformer.training.objectives import Objective, check_objective
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.placed import mesh_of
 from jaxformer.training.processes import done_by_first, is_first, wait_for_all
 from jaxformer.training.run_folders import check_free, claim, config_sections, hold_lock
 from jaxformer.training.screen import Screen

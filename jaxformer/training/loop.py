@@ -18,10 +18,10 @@ from jaxformer.models.language_model import Variables
 from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
+from jaxformer.training.batch import place_batch, placed_shapes, share_of
 from jaxformer.training.config import RunConfig
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.placed import init_on, place_batch, placed_shapes, share_of
 from jaxformer.training.processes import (
     Agreement,
     Ended,
@@ -33,7 +33,7 @@ from jaxformer.training.processes import (
 )
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
 from jaxformer.training.speed import Clock, ScoringTime, profile, update_size, utilization
-from jaxformer.training.step import CompiledStep, Measured, make_step, memory_line, width
+from jaxformer.training.step import CompiledStep, Measured, init_on, make_step, memory_line, width
 from jaxformer.training.tasks.task import Score, Task
 
 FLUSH_EVERY = 10  # steps between reads of the measurements, which wait for the device

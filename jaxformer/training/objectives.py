@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +16,8 @@ from jaxformer.models.activation_sharding import gather_vectors, num_parts, row_
 from jaxformer.models.config.check import check_fraction
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.training.batch import Batch
+from jaxformer.training.batch import AnyBatch, Batch
 
-AnyBatch = TypeVar("AnyBatch")  # a pytree of arrays
 Scalar = Float[Array, ""]
 NoiseKey = PRNGKeyArray | None  # of dropout and of an objective's own noise; None: neither
 # Other entries of a line of metrics.jsonl.

@@ -11,9 +11,8 @@ from jax.sharding import Mesh
 
 from jaxformer.models.flops import training_flops
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.training.batch import Batch, num_tokens
+from jaxformer.training.batch import AnyBatch, Batch, num_tokens
 from jaxformer.training.devices import device_of
-from jaxformer.training.objectives import AnyBatch
 from jaxformer.training.tasks.task import Task
 
 WARM, TRACED = 5, 5  # updates before the trace, updates in the trace

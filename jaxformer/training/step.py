@@ -11,16 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
 
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.lora import adapt
+from jaxformer.models.mesh import AnyMesh, replicated, shardings
 from jaxformer.models.parameters import init
 from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
+from jaxformer.training.batch import AnyBatch
 from jaxformer.training.objectives import (
-    AnyBatch,
     CrossEntropy,
     Objective,
     Sums,
@@ -126,6 +128,64 @@ def _with_own_buffers(state: TrainState) -> TrainState:
         return x
 
     return jax.tree.map(own, state)
+
+
+def state_shardings(model: LanguageModel, mesh: AnyMesh, shapes: TrainState) -> TrainState:
+    """Returns the sharding of each array of a training state.
+
+    Arrays of the optimizer's state that have the path and the shape of a parameter have its
+    sharding. The remaining arrays are replicated.
+
+    Args:
+        model: The model.
+        mesh: The mesh.
+        shapes: The shapes of the state.
+    """
+    params = shardings(shapes.params, model, mesh)
+    whole = replicated(mesh)
+    (trainable, _), (learnt, _) = partition(shapes.params), partition(params)
+
+    places = dict(jax.tree_util.tree_leaves_with_path(learnt))
+    sizes = {path: x.shape for path, x in jax.tree_util.tree_leaves_with_path(trainable)}
+
+    def beside(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        for start in range(len(path)):  # the path in the state ends in that of the parameter
+            if sizes.get(path[start:]) == leaf.shape:
+                return places[path[start:]]
+        return whole
+
+    state = jax.tree_util.tree_map_with_path(beside, shapes.optimizer)
+    average = None if shapes.average is None else learnt
+    return TrainState._make((whole, params, state, whole, average))  # of shardings, not arrays
+
+
+def init_on(
+    mesh: Mesh | None,
+    model: LanguageModel,
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    base: dict | None = None,
+    lora: LoraConfig = LoraConfig(),  # noqa: B008 (frozen)
+    averages: bool = False,
+) -> TrainState:
+    """Creates the state of `init_state` with each array on its devices.
+
+    Args:
+        mesh: The mesh; None: one device.
+        model: The model.
+        optimizer: An optax optimizer.
+        seed: The seed.
+        base: Initial parameters, which are donated; None: random ones.
+        lora: See `init_state`.
+        averages: See `init_state`.
+    """
+    make = partial(init_state, model, optimizer, seed, lora=lora, averages=averages)
+    if mesh is None:
+        return jax.jit(make, donate_argnums=0)(base)
+    where = state_shardings(model, mesh, jax.eval_shape(make, base))
+    if base is not None:
+        base = jax.device_put(base, shardings(base, model, mesh))
+    return jax.jit(make, out_shardings=where, donate_argnums=0)(base)
 
 
 class Measured(NamedTuple):

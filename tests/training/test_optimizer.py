@@ -18,8 +18,7 @@ from jaxformer.models.mesh import make_mesh
 from jaxformer.models.parameters import init
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import Schedule, clipped_to, is_matrix, make_optimizer
-from jaxformer.training.placed import state_shardings
-from jaxformer.training.step import init_state, make_step
+from jaxformer.training.step import init_state, make_step, state_shardings
 from tests.training.test_step import arranged, random_batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

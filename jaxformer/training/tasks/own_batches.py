@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel, Variables
-from jaxformer.training.batch import WHOLE, OnScored, Share, noop
-from jaxformer.training.objectives import AnyBatch, Objective
+from jaxformer.training.batch import WHOLE, AnyBatch, OnScored, Share, noop
+from jaxformer.training.objectives import Objective
 from jaxformer.training.tasks.task import Score
 
 

@@ -8,9 +8,9 @@ from jaxtyping import PRNGKeyArray
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.models.language_model import LanguageModel, Variables
-from jaxformer.training.batch import WHOLE, OnScored, Share
+from jaxformer.training.batch import WHOLE, AnyBatch, OnScored, Share
 from jaxformer.training.config import Inputs, TrainingConfig
-from jaxformer.training.objectives import AnyBatch, Objective
+from jaxformer.training.objectives import Objective
 from jaxformer.training.screen import Screen
 
 Config = TypeVar("Config", bound=TrainingConfig, contravariant=True)

@@ -74,7 +74,7 @@ class Checkpoint(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """Content of a folder in jaxformer's own format.
+    """Content of a folder whose parameters are not read yet.
 
     Attributes:
         config: The model's config.

@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # these import JAX
     import jax
 
     from jaxformer.artifacts.saved import Checkpoint, Stored
-    from jaxformer.hub.foreign import Foreign
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class Base(NamedTuple):
     """
 
     path: Path
-    stored: "Stored | Foreign"
+    stored: "Stored"
     training: TrainingConfig
     step: int | None
 

@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(
             f"{arguments.source} is already in jaxformer's format: every verb can open it"
         )
-    stored = foreign_folder(folder, "float32")
+    stored, architecture, num_tensors, num_updates = foreign_folder(folder, "float32")
     model = build(
         stored.config,
         family=stored.family,
@@ -55,12 +55,12 @@ def main(argv: list[str]) -> int:
         checkpoint_dtype=stored.checkpoint_dtype,
     )
     loaded = Checkpoint(model, {"params": stored.read(shape_tree(model))}, stored.tokenizer)
-    say(f"family      {stored.family} ({stored.architecture}), a {type(model).__name__}")
-    say(f"parameters  {parameter_count(model.config):,} in {stored.tensors} tensors")
-    if stored.updates:
-        say(f"adapter     the updates of {stored.updates} linear layers are added to the weights")
+    say(f"family      {stored.family} ({architecture}), a {type(model).__name__}")
+    say(f"parameters  {parameter_count(model.config):,} in {num_tensors} tensors")
+    if num_updates:
+        say(f"adapter     the updates of {num_updates} linear layers are added to the weights")
     say(f"tokenizer   {_about(stored.tokenizer)}")
-    _compare(folder, stored.architecture, loaded)
+    _compare(folder, architecture, loaded)
     save(arguments.out, *loaded)
     say(f"saved       {arguments.out}")
     return 0

@@ -94,7 +94,7 @@ class Adapter:
 
 
 class Adapted(NamedTuple):
-    """A tensor of the model with its update. It has the methods of `Tensor` that reading needs.
+    """A tensor of the model with its update. Like a `Tensor`, it can be checked and mapped.
 
     Args:
         tensor: The model's tensor.
@@ -113,10 +113,6 @@ class Adapted(NamedTuple):
     def check(self, shape: tuple[int, ...]) -> None:
         """Raises ValueError if the model's tensor has another shape."""
         self.tensor.check(shape)
-
-    def read_into(self, array: np.ndarray) -> None:
-        """Copies the updated values into `array`."""
-        array[...] = self.mapped()
 
     def mapped(self) -> np.ndarray:
         """Returns the updated values in float32."""

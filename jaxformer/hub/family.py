@@ -9,14 +9,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import numpy as np
 
 from jaxformer.hub.generation import OPTIONS
-from jaxformer.hub.options import (
-    HARMLESS,
-    READ_BY_ALL,
-    REQUIRED,
-    Options,
-    pattern,
-    per_layer,
-)
+from jaxformer.hub.options import HARMLESS, READ_BY_ALL, REQUIRED, Options, pattern, per_layer
 from jaxformer.hub.table import Row
 from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.transformer import TransformerConfig

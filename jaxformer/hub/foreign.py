@@ -1,15 +1,14 @@
 """Reader of a model in a folder of Hugging Face's format."""
 
 import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxformer.artifacts.files import read_json
-from jaxformer.artifacts.saved import bound
-from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.saved import Stored, bound
 from jaxformer.artifacts.tensors import DTYPES, Tensor, filled, flat, flat_shapes, stored_tensors
 from jaxformer.hub.adapter import read_adapter_beside
 from jaxformer.hub.families import FAMILIES
@@ -19,42 +18,30 @@ from jaxformer.hub.mxfp4 import join_packed
 from jaxformer.hub.options import Options
 from jaxformer.hub.table import TensorEntry, entries, read_leaves
 from jaxformer.hub.tokenizers.files import read_tokenizer
-from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.transformer import TransformerConfig
 
 _LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers encoder_layers
     decoder_layers""".split()
 _MOST_LAYERS = 4096  # finding a pattern among the layers takes quadratic time
+_ROUNDING = 0.01  # sinusoids in bfloat16 differ by 0.002 from those in float32
 # Names of tensors that may repeat the embedding table, in models whose head is tied to it.
-# Sinusoids in bfloat16 differ by 0.002 from those in float32.
-_ROUNDING = 0.01
 _EMBEDDING = re.compile(r"(lm_head|embed_out|vocab_projector|decoder|embed_tokens)\.weight$")
 
 
 class Foreign(NamedTuple):
-    """Content of a folder in Hugging Face's format, with its names in transformers.
+    """Content of a folder in Hugging Face's format.
 
     Attributes:
-        config: The model's config.
-        read: Reads the parameters, as in `Stored`.
-        tokenizer: The tokenizer, or None.
-        family: The model_type.
-        architecture: The name of the class.
+        stored: The model.
+        architecture: The name of its class in transformers.
         tensors: Number of the model's tensors.
         updates: Number of linear maps that an adapter in the same folder updates.
-        generation: The settings for generation.
-        checkpoint_dtype: The dtype of the model's tensors.
     """
 
-    config: TransformerConfig
-    read: Callable[[Any], dict]
-    tokenizer: Subwords | None
-    family: str
+    stored: Stored
     architecture: str
     tensors: int
     updates: int
-    generation: GenerationDefaults
-    checkpoint_dtype: str
 
 
 def foreign_folder(folder: Path, dtype: str) -> Foreign:
@@ -88,11 +75,11 @@ def foreign_folder(folder: Path, dtype: str) -> Foreign:
             theirs = adapter.applied(theirs, wanted, family.base)
         return filled(like, read_leaves(wanted, theirs, flat(like), dtype))
 
-    about = (family.model_type, family.class_name(options), len(tensors))
-    updates = 0 if adapter is None else len(adapter.factors)
     generation = read_generation(folder, config.vocab_size, family.generation)
-    stored = common_dtype(tensors[name] for name in tensors if not family.is_ignored(name))
-    return Foreign(config, read, tokenizer, *about, updates, generation, stored)
+    stored_dtype = common_dtype(x for name, x in tensors.items() if not family.is_ignored(name))
+    stored = Stored(config, read, tokenizer, family.model_type, generation, stored_dtype)
+    updates = 0 if adapter is None else len(adapter.factors)
+    return Foreign(stored, family.class_name(options), len(tensors), updates)
 
 
 def common_dtype(tensors: Iterable[Tensor]) -> str:

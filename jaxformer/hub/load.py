@@ -14,7 +14,7 @@ from jaxformer.artifacts.values import from_json
 from jaxformer.functional.linear.affine import quantize_all
 from jaxformer.hub.adapter import CONFIG as ADAPTER
 from jaxformer.hub.families import FAMILIES
-from jaxformer.hub.foreign import Foreign, foreign_folder
+from jaxformer.hub.foreign import foreign_folder
 from jaxformer.models.config import Execution
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.lora import LoraConfig
@@ -79,7 +79,7 @@ def load(
         generation=stored.generation,
         checkpoint_dtype=dtype or stored.checkpoint_dtype,
     )
-    if isinstance(stored, Stored) and stored.layers is not None:
+    if stored.layers is not None:
         own = from_json(stored.layers, layers, f"{folder}/config.json: layers")
         model = model.clone(layers=own)
     params = stored.read(parameter_shapes(model, mesh))
@@ -116,7 +116,7 @@ def fetched(source: str | Path) -> Path:
         ) from None
 
 
-def opened(folder: Path, dtype: str | None = None) -> "Stored | Foreign":
+def opened(folder: Path, dtype: str | None = None) -> Stored:
     """Opens a folder of any format without reading its parameters.
 
     The parameters of a run that trained an adapter are those of its base plus the updates.
@@ -137,7 +137,7 @@ def opened(folder: Path, dtype: str | None = None) -> "Stored | Foreign":
         )
     sections = read_sections(folder)
     if sections is None:
-        return foreign_folder(folder, dtype or "float32")
+        return foreign_folder(folder, dtype or "float32").stored
     if adapter.is_file():
         raise ValueError(
             f"{adapter} is beside a model in this project's own format, for which PEFT "

@@ -45,7 +45,7 @@ def decode(
 
 
 class PackedTensor(NamedTuple):
-    """A tensor [experts, inputs, outputs] in MXFP4. It has the methods of `Tensor`.
+    """A tensor [experts, inputs, outputs] in MXFP4. Like a `Tensor`, it can be checked and mapped.
 
     Attributes:
         name: Its name.
@@ -82,10 +82,6 @@ class PackedTensor(NamedTuple):
                 raise ValueError(f"{about} {tensor.shape}; by config.json it must be {expected}")
             if tensor.dtype != "U8":
                 raise ValueError(f"{about} {tensor.dtype}; it must be U8")
-
-    def read_into(self, array: np.ndarray) -> None:
-        """Copies the values into `array`, converted to its dtype."""
-        array[...] = self.mapped()
 
     def mapped(self) -> np.ndarray:
         """Returns the values in float32."""

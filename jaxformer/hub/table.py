@@ -283,7 +283,7 @@ def read_leaves(
 def fill_arrays(arrays: dict, entry: TensorEntry, tensor: Tensor) -> None:
     """Copies one of their tensors into our arrays."""
     places = [arrays[name][entry.place] for name in entry.ours]
-    if entry.is_as_ours:
+    if entry.is_as_ours and isinstance(tensor, Tensor):  # without a copy in between
         tensor.read_into(places[0])
     else:
         for place, part in zip(places, entry.to_ours(tensor.mapped()), strict=True):

@@ -171,11 +171,7 @@ def roberta(model_type: str, model: str) -> Family:
         roberta_rows,
         fixed=FIXED,
         demanded=DEMANDED,
-        parts=(
-            LABELS,
-            Part(read_roberta, write_roberta),
-            Part(read_roberta_head),
-        ),
+        parts=(LABELS, Part(read_roberta, write_roberta), Part(read_roberta_head)),
         ignored=(r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",),
         copies={"lm_head.decoder.bias": "lm_head.bias"},
         base="roberta.",

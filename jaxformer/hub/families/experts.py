@@ -19,14 +19,7 @@ from jaxformer.hub.families.llama import (
 )
 from jaxformer.hub.family import Field, Part
 from jaxformer.hub.options import Options, pattern, per_layer
-from jaxformer.hub.positions import (
-    GLOBAL,
-    LOCAL,
-    Rotary,
-    Window,
-    every_nth_global,
-    layers_part,
-)
+from jaxformer.hub.positions import GLOBAL, LOCAL, Rotary, Window, every_nth_global, layers_part
 from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
 from jaxformer.models.config.check import entries

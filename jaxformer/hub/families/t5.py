@@ -74,11 +74,26 @@ def read(options: Options) -> dict:
     }
 
 
-def read_t5(options: Options) -> dict:
-    """Reads T5's options. Version 1.0 scales the head's input; 1.1 does not and unties the head."""
+def write(config: EncoderDecoderConfig) -> dict:
+    """Returns the options that `read` reads."""
+    return {
+        "num_decoder_layers": config.num_layers,
+        "tie_word_embeddings": config.tie_embeddings,
+        "jaxformer_max_length": config.max_length,
+    }
+
+
+def read_scale(options: Options) -> dict:
+    """Reads T5's scale. Version 1.0 scales the head's input; 1.1 does not and unties the head."""
     tied = options.flag("tie_word_embeddings", True)
     scaled = options.flag("scale_decoder_outputs", tied)
-    return {**read(options), "output_scale": options.whole("d_model") ** -0.5 if scaled else None}
+    return {"output_scale": options.whole("d_model") ** -0.5 if scaled else None}
+
+
+def write_scale(config: EncoderDecoderConfig) -> dict:
+    """Returns the options that `read_scale` reads."""
+    scaled = config.output_scale is not None
+    return {"tie_word_embeddings": scaled, "scale_decoder_outputs": scaled}
 
 
 def read_activation(default: str) -> Callable[[Options], dict]:
@@ -106,29 +121,13 @@ def write_activation(config: EncoderDecoderConfig) -> dict:
     return {"feed_forward_proj": names[config.activation], **parts_of(config.activation)}
 
 
-def write(config: EncoderDecoderConfig) -> dict:
-    """Returns the options that `read` reads."""
-    return {
-        "num_decoder_layers": config.num_layers,
-        "tie_word_embeddings": config.tie_embeddings,
-        "jaxformer_max_length": config.max_length,
-    }
-
-
-def write_t5(config: EncoderDecoderConfig) -> dict:
-    """Returns the options that `read_t5` reads."""
-    scaled = config.output_scale is not None
-    return {**write(config), "tie_word_embeddings": scaled, "scale_decoder_outputs": scaled}
-
-
 def t5(
     model_type: str,
     architectures: tuple[str, ...],
-    read: Callable[[Options], dict],
-    write: Callable[[EncoderDecoderConfig], dict],
     activation: str,
+    *parts: Part,
 ) -> Family:
-    """Returns T5 or mT5, which differ in the reader, the writer and the default activation."""
+    """Returns T5 or mT5, which differ in the default activation and in further parts."""
     return Family(
         model_type,
         EncoderDecoderConfig,
@@ -151,13 +150,14 @@ def t5(
             "share_embeddings": True,
         },
         demanded={"is_decoder": False},
-        parts=(Part(read, write), Part(read_activation(activation), write_activation)),
+        parts=(Part(read, write), *parts, Part(read_activation(activation), write_activation)),
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
         not_implemented=(),
     )
 
 
+SCALE = Part(read_scale, write_scale)
 FAMILIES = (
-    t5("t5", ("T5ForConditionalGeneration", "T5WithLMHeadModel"), read_t5, write_t5, "relu"),
-    t5("mt5", ("MT5ForConditionalGeneration",), read, write, "gated-gelu"),
+    t5("t5", ("T5ForConditionalGeneration", "T5WithLMHeadModel"), "relu", SCALE),
+    t5("mt5", ("MT5ForConditionalGeneration",), "gated-gelu"),
 )

@@ -112,13 +112,15 @@ class Options:
             raise ValueError(f"{self.file}: {key} is missing")
         return default
 
-    def whole(self, key: str, default: Default = REQUIRED, least: int = 0) -> int | Default:
-        """Returns a whole number from `least` to `LARGEST`: a larger one would only fail later."""
+    def whole(
+        self, key: str, default: Default = REQUIRED, least: int = 0, most: int = LARGEST
+    ) -> int | Default:
+        """Returns a whole number from `least` to `most`: a larger one would only fail later."""
         value = self.take(key, default)
         if value is default:
             return value
-        if type(value) is not int or not least <= value <= LARGEST:
-            raise self.error(key, f"it must be a whole number in {least} … {LARGEST}")
+        if type(value) is not int or not least <= value <= most:
+            raise self.error(key, f"it must be a whole number in {least} … {most}")
         return value
 
     def number(self, key: str, default: Default = REQUIRED) -> float | Default:
@@ -131,10 +133,10 @@ class Options:
             raise self.error(key, "it must be a number")
         return float(value)
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: Default) -> bool | Default:
         """Returns a value that must be true or false."""
         value = self.take(key, default)
-        if type(value) is not bool:
+        if value is not default and type(value) is not bool:
             raise self.error(key, "it must be true or false")
         return value
 

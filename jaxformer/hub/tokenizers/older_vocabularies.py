@@ -7,6 +7,7 @@ schema: each option is implemented, known not to change ids, or refused by name.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.artifacts.tokenizer_files import ADDED, CONFIG, GENERIC_CLASS, read_settings_files
 from jaxformer.artifacts.untrusted import MOST_BYTES
+from jaxformer.hub.options import Options
 from jaxformer.hub.tokenizers.sentencepiece import of_marian, of_t5
 from jaxformer.hub.tokenizers.settings import LISTS, TokenizerSettings, read_settings
 
@@ -183,32 +185,23 @@ def check_options(settings: TokenizerSettings, kind: Schema) -> dict[str, Any]:
             f"{settings.folder}: tokenizer_class is {named_class!r}; this vocabulary is read as "
             f"that of {accepted}; {CONVERT}"
         )
-    checked: dict[str, Any] = dict(kind.defaults)
-    for key, value in settings.options.items():
-        if value is None:
-            continue
-        if key in checked:
-            is_number = type(kind.defaults[key]) is int
-            if is_number and (type(value) is not int or not 0 <= value <= 1000):
-                raise settings.error(key, "it must be a whole number in 0 … 1000")
-            if not is_number and type(value) is not bool:
-                raise settings.error(key, "it must be true, false or null")
-            checked[key] = value
-        elif key in kind.demanded:
-            if value != kind.demanded[key]:
-                raise settings.error(key, f"only {kind.demanded[key]!r} is implemented; {CONVERT}")
-        elif not _is_known(key, value):
-            raise settings.error(key, f"this option is unknown, and might change ids; {CONVERT}")
-    names = kind.named | {k: x.content for k, x in settings.named.items() if k in kind.named}
-    for key in kind.fixed:
-        if names[key] != kind.named[key]:
-            raise settings.error(key, f"only {kind.named[key]!r} is implemented; {CONVERT}")
+    options = Options(settings.options, settings.folder / CONFIG)
+    own = [key for key in settings.options if key.endswith("_token")]
+    try:
+        checked: dict[str, Any] = {}
+        for key, default in kind.defaults.items():
+            is_number = type(default) is int
+            read = partial(options.whole, most=1000) if is_number else options.flag
+            checked[key] = read(key, default)
+        options.require(kind.demanded)
+        options.nothing_left(HARMLESS_SETTINGS.union(_OWN, own))
+        names = kind.named | {k: x.content for k, x in settings.named.items() if k in kind.named}
+        for key in kind.fixed:
+            if names[key] != kind.named[key]:
+                raise options.error(key, f"only {kind.named[key]!r} is implemented")
+    except ValueError as error:
+        raise ValueError(f"{error}; {CONVERT}") from None
     return checked | names
-
-
-def _is_known(key: str, value: Any) -> bool:
-    is_handled = key in _OWN or key.endswith("_token")
-    return is_handled or key in HARMLESS_SETTINGS or value in (False, [], {})
 
 
 def add_tokens(

@@ -37,10 +37,6 @@ class TokenizerSettings(NamedTuple):
     added: dict[int, AddedToken]
     extra: tuple[AddedToken, ...]
 
-    def error(self, key: str, accepted: str) -> ValueError:
-        """Returns the error for an option's value."""
-        return ValueError(f"{self.folder / CONFIG}: {key} is {self.options.get(key)!r}; {accepted}")
-
 
 def read_settings(folder: Path) -> TokenizerSettings:
     """Reads the settings files of a vocabulary. A missing file counts as empty.

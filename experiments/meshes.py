@@ -81,12 +81,15 @@ CONFIGS |= {
         },
     }.items()
 }
-CONFIGS["gated-delta"] = replace(
-    CONFIGS["decoder"],
+CONFIGS["qwen3-next"] = replace(
+    CONFIGS["qwen3-moe"],
+    norm="rms_one_plus",
     layer_types=("gated_delta", "attention"),
     delta_key_heads=4,
     delta_value_heads=8,
     attention_gate=True,
+    shared_expert_dim=48,
+    shared_expert_gate=True,
 )
 CONFIGS["encoder-decoder"] = jf.EncoderDecoderConfig(**SIZES, **HEADS)
 CONFIGS["gpt-oss"] = replace(

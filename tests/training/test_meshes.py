@@ -21,7 +21,7 @@ ON_ONE = {"XLA_FLAGS": "", "NPROC": "2", **QUICKLY}
 AS_USERS_DO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
 ON_EIGHT = {**AS_USERS_DO, **QUICKLY}
 # Decoders with several types of layers.
-HYBRIDS = ("short-convolution", "gated-delta", "gpt-oss")
+HYBRIDS = ("short-convolution", "qwen3-next", "gpt-oss")
 MESH = "data=2,fsdp=2,tensor=2"
 
 pytestmark = pytest.mark.slow

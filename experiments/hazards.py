@@ -36,7 +36,7 @@ def product(formula: str, operands: str, result: str, barrier: bool, rounds: int
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxformer.functional.linear.bfloat16_products import product as own
+    from jaxformer.functional.linear.products import product as own
     from jaxformer.runtime import keep_freed_memory
 
     keep_freed_memory()

@@ -12,7 +12,7 @@ from jaxformer import functional
 from jaxformer.functional.attention.masks import All, Near
 from jaxformer.functional.attention.scores import Alibi, RelativePositions
 from jaxformer.functional.layers.attention import Rotary
-from jaxformer.functional.layers.luong_attention import LuongAttention
+from jaxformer.functional.layers.cross_attention import LuongAttention
 from jaxformer.functional.layers.norms import Unapplied
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.transformer import RotaryScaling

@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxformer.artifacts.tensors import Tensor, empty, in_threads
 from jaxformer.models.config.transformer import TransformerConfig
-from jaxformer.models.stacks import layers_by_tree
+from jaxformer.models.parameters import layers_by_tree
 
 _LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 Shapes = Sequence[tuple[int, ...]]

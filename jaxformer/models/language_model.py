@@ -16,6 +16,7 @@ from jaxformer.functional.model import Model, weight_shapes
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.models.activation_sharding import placement_here
+from jaxformer.models.builders.parts import with_layers
 from jaxformer.models.check import (
     check_own_mask,
     check_parameters,
@@ -28,7 +29,6 @@ from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.explicit_axes import has_explicit_axes, in_auto_axes
-from jaxformer.models.own_layers import with_layers
 
 Variables = Mapping[str, Any]  # {"params": …} or, for decoding, {"prepared": …}
 # (resolved config, mask or None) → the value with the functions of the model

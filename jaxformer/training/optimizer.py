@@ -13,7 +13,7 @@ import optax
 from jaxtyping import Array, Float
 from optax.contrib import MuonDimensionNumbers
 
-from jaxformer.models.stacks import stacked_tree
+from jaxformer.models.parameters import stacked_tree
 from jaxformer.training.config import OptimizerConfig
 
 

@@ -15,13 +15,13 @@ from jaxformer.models.kinds import build
 from jaxformer.models.lora import adapt, adapter_shapes
 from jaxformer.models.mesh import (
     AXES,
+    Rule,
     make_abstract_mesh,
     make_mesh,
     parameter_shapes,
     partition_of,
     shardings,
 )
-from jaxformer.models.parameter_partitions import Rule
 from jaxformer.models.parameters import shape_tree
 from jaxformer.models.trainable import partition
 from jaxformer.training.batch import num_devices_for

@@ -9,8 +9,7 @@ import optax
 import pytest
 
 from jaxformer.models.kinds import build
-from jaxformer.models.parameters import shape_tree
-from jaxformer.models.stacks import layers_by_tree, stacked_tree
+from jaxformer.models.parameters import layers_by_tree, shape_tree, stacked_tree
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer, per_layer
 from jaxformer.training.presets import RUNS

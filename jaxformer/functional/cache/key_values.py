@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, DTypeLike, Int
 
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.slots import Slots, SlotSize, SourceSlots
+from jaxformer.functional.cache.slots import Slots, SlotSize, SourceSlots, TokenStates
 from jaxformer.functional.cache.table import SlotTable, SlotView
-from jaxformer.functional.cache.token_states import TokenStates
 from jaxformer.functional.positions import DocumentCursor, document_positions
 
 # Slots of a ring beyond its window: SPARE + 1 tokens can be appended at once, or dropped, before a

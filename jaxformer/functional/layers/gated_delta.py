@@ -22,13 +22,13 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Causal, Mask, Packed
-from jaxformer.functional.layers.causal_convolution import (
+from jaxformer.functional.layers.feedforward import activation_power
+from jaxformer.functional.layers.norms import rms_norm
+from jaxformer.functional.layers.short_convolution import (
     causal_convolution,
     init_causal_convolution,
     init_past,
 )
-from jaxformer.functional.layers.feedforward import activation_power
-from jaxformer.functional.layers.norms import rms_norm
 from jaxformer.functional.layers.sublayer import (
     At,
     Initial,

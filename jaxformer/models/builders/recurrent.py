@@ -3,8 +3,8 @@
 from functools import cache
 
 from jaxformer.functional.embedding import Embedding
+from jaxformer.functional.layers.cross_attention import LuongAttention
 from jaxformer.functional.layers.layer import Layer, Residual
-from jaxformer.functional.layers.luong_attention import LuongAttention
 from jaxformer.functional.layers.recurrent import CELLS, Recurrent
 from jaxformer.functional.layers.sublayer import Initial
 from jaxformer.functional.model import Model

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional.attention import platforms, splash_plan
+from jaxformer.functional.attention import platforms, splash
 from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.masks import (
     All,
@@ -199,8 +199,8 @@ def test_what_the_kernel_lacks_is_refused_with_the_reason(change, message):
 
 @pytest.mark.parametrize("size, expected", [(1, 128), (129, 256), (640, 640), (1000, 1024)])
 def test_rows_are_padded_to_whole_blocks(size, expected):
-    assert splash_plan.padded(size) == expected
-    assert expected % splash_plan.block_of(expected) == 0
+    assert splash.padded(size) == expected
+    assert expected % splash.block_of(expected) == 0
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class SameParity(Mask):
 
 def check_padding(mask, length, keys):
     """Asserts that the mask shows no padding if the plan says so; other calls have ids."""
-    plan = splash_plan.Plan(mask, length, keys, has_ids=False, cap=None, interpret=True)
+    plan = splash.Plan(mask, length, keys, has_ids=False, cap=None, interpret=True)
     size = plan.sizes[1]
     for column in {keys, size - 1} if plan.hides_padding and size > keys else ():
         assert not plan.mask()[slice(0, length), slice(column, column + 1)].any()

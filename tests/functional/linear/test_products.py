@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.functional import machine
-from jaxformer.functional.linear import bfloat16_products, products
+from jaxformer.functional.linear import products
 from jaxformer.functional.linear.products import contract
 from jaxformer.models.config import KINDS
 from jaxformer.verify.taint import taint
@@ -33,7 +33,7 @@ FORMULAS = {
 
 
 def with_rule(formula, x, y, dtype):
-    return bfloat16_products.product(formula, jnp.dtype(dtype), x, y)
+    return products.product(formula, jnp.dtype(dtype), x, y)
 
 
 def without_rule(formula, x, y, dtype):
@@ -150,7 +150,7 @@ def test_vmap_of_vmap(formula, x_shape, y_shape):
     axes = (0, 0 if y.ndim > 2 else None)
 
     def value(x, y):
-        return bfloat16_products.product(formula, jnp.dtype("float32"), x, y)
+        return products.product(formula, jnp.dtype("float32"), x, y)
 
     def twice(function):
         return jax.vmap(jax.vmap(function, axes), axes)
@@ -200,7 +200,7 @@ def test_taint_follows_the_own_rule():
     y = jnp.ones((4, 2), jnp.bfloat16)
 
     def function(x):
-        return bfloat16_products.product("bi,io->bo", jnp.dtype("float32"), x, y)
+        return products.product("bi,io->bo", jnp.dtype("float32"), x, y)
 
     bits, remarks = taint(function, jnp.ones((3, 4), jnp.bfloat16), 1)
     assert not remarks and (bits == np.eye(3, dtype=bool)[:, None]).all()

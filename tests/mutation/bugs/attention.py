@@ -147,7 +147,7 @@ BUGS = (
     ),
     Bug(
         "the derivative of a bfloat16 product cannot be transposed",
-        "functional.linear.bfloat16_products:_product",
+        "functional.linear.products:_product",
         Replace("jnp.einsum(formula, x, y).astype(dtype)", "_einsum(formula)(x, y).astype(dtype)"),
         f"{PRODUCTS}::test_derivatives_of_the_own_gradient",
     ),
@@ -183,7 +183,7 @@ BUGS = (
     # ---- products of bfloat16
     Bug(
         "a CPU is asked for bfloat16 sums",
-        "functional.linear.bfloat16_products:_plain_einsum",
+        "functional.linear.products:_plain_einsum",
         inside("jnp.einsum", lambda einsum: lambda formula, x, y, **_: einsum(formula, x, y)),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
@@ -204,7 +204,7 @@ BUGS = (
     ),
     Bug(
         "the gradient of a bfloat16 product is multiplied in float32",
-        "functional.linear.bfloat16_products:_backward",
+        "functional.linear.products:_backward",
         Replace("cotangent.astype(jnp.bfloat16)", "cotangent"),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
@@ -216,19 +216,19 @@ BUGS = (
     ),
     Bug(
         "the gradient of bfloat16 weights is left to XLA to transpose",
-        "functional.linear.bfloat16_products:_plain_einsum",
+        "functional.linear.products:_plain_einsum",
         Replace("len(contracted) == 1 and of_x[-1] in own", "False"),
         f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
     ),
     Bug(
         "the batch axis joins the wrong side of another axis",
-        "functional.linear.bfloat16_products:_join",
+        "functional.linear.products:_join",
         Replace("jnp.moveaxis(x, 0, axis)", "jnp.moveaxis(x, 0, axis + 1)"),
         f"{PRODUCTS}::test_the_own_rule_is_vmapped",
     ),
     Bug(
         "a vmapped product gets one more axis",
-        "functional.linear.bfloat16_products:_batched_einsum",
+        "functional.linear.products:_batched_einsum",
         Replace("all(is_batched) or not own", "True"),
         f"{PRODUCTS}::test_a_batch_axis_of_one_operand_joins_another_axis",
     ),

@@ -96,13 +96,13 @@ BUGS = (
     ),
     Bug(
         "a rewound ring writes after the forgotten tokens",
-        "functional.cache.ring:Ring.rewind",
+        "functional.cache.table:Ring.rewind",
         lambda rewind: lambda self, lengths: self,
         f"{REWIND}::test_a_ring_can_be_rewound_by_its_spare_slots",
     ),
     Bug(
         "a rewound ring forgets which tokens were overwritten",
-        "functional.cache.ring:Ring.append",
+        "functional.cache.table:Ring.append",
         forgets_oldest,
         CACHE_MODEL,
     ),

@@ -237,7 +237,7 @@ BUGS = (
     ),
     Bug(
         "a ring gives padding a slot",
-        "functional.cache.ring:Ring.append",
+        "functional.cache.table:Ring.append",
         takes(is_real=jnp.ones_like),
         f"{REWIND}::test_a_ring_of_few_slots_is_one_pass",
     ),

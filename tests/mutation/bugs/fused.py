@@ -183,7 +183,7 @@ BUGS = (
     ),
     Bug(
         "splash: rows of whole lanes count as rows without padding",
-        "functional.attention.splash_plan:Plan.hides_padding",
+        "functional.attention.splash:Plan.hides_padding",
         Replace(
             "self.sizes == (self.queries, self.keys)",
             "self.queries % LANES == 0 and self.keys % LANES == 0",
@@ -205,7 +205,7 @@ BUGS = (
     ),
     Bug(
         "splash: a window sees one token more",
-        "functional.attention.splash_plan:Plan.mask",
+        "functional.attention.splash:Plan.mask",
         Replace("min(windows) - 1", "min(windows)"),
         f"{SPLASH}::test_dense_rows",
     ),

@@ -34,7 +34,7 @@ BUGS = (
     ),
     Bug(
         "features of two widths are added",
-        "models.own_layers:check_widths",
+        "models.builders.parts:check_widths",
         lambda _: lambda stack, head: None,
         "models/test_mixed_layers.py::test_a_width_that_does_not_fit_is_refused_by_layer_and_name",
     ),
@@ -46,7 +46,7 @@ BUGS = (
     ),
     Bug(
         "early tokens of a long chunk overwrite its last ones in a ring",
-        "functional.cache.ring:Ring.append",
+        "functional.cache.table:Ring.append",
         Replace(
             "is_kept = is_real & (numbers >= next_token[:, None] - slots)",
             "is_kept = is_real & (numbers < self.next_token[:, None] + slots)",
@@ -76,7 +76,7 @@ BUGS = (
     ),
     Bug(
         "counters of a ring widen with 64-bit defaults",
-        "functional.cache.ring:Ring.append",
+        "functional.cache.table:Ring.append",
         Replace("is_real.sum(axis=1, dtype=jnp.int32)", "is_real.sum(axis=1)"),
         "test_x64.py::test_a_pass_keeps_the_dtypes_of_the_cache",
     ),
@@ -88,7 +88,7 @@ BUGS = (
     ),
     Bug(
         "a rewound state is that of one token less",
-        "functional.cache.token_states:TokenStates.rewind",
+        "functional.cache.slots:TokenStates.rewind",
         Replace("self.longest_rewind - lengths", "self.longest_rewind - lengths + (lengths > 1)"),
         f"{REWIND}::test_states_are_rewound_to_any_token_of_the_last_call",
     ),

@@ -7,7 +7,7 @@ INTERLEAVED = "hub/test_family.py::test_maps_of_the_delta_rule_are_interleaved_b
 DELTA = "functional/layers/test_gated_delta.py"
 FORMULA = "properties/test_invariance.py::test_the_model_is_its_formula"
 SHORT = "functional/layers/test_short_convolution.py"
-CONVOLUTION = "functional.layers.causal_convolution"
+CONVOLUTION = "functional.layers.short_convolution"
 ORDER = "functional.layers.token_order:TokenOrder"
 
 BUGS = (

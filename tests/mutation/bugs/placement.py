@@ -30,7 +30,7 @@ BUGS = (
     ),
     Bug(
         "tensor parallelism splits a head",
-        "models.parameter_partitions:_rules_of_stack",
+        "models.mesh:_rules_of_stack",
         inside("any", gives(False)),  # whether it would split a head
         "models/test_mesh.py::test_a_head_and_a_word_are_whole",
     ),

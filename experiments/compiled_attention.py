@@ -69,20 +69,19 @@ def score_arrays(text: str, length: int) -> list[str]:
 
 def compiled(config, attention: str, devices, shape: tuple[int, int], *, is_packed: bool) -> dict:
     """Compiles the step for (rows, length) and returns its figures."""
-    from jaxformer.doctor.compiled import compile_step
+    from jaxformer.doctor.examine import compile_step
     from jaxformer.models.kinds import build
     from jaxformer.training.config import OptimizerConfig
     from jaxformer.training.optimizer import make_optimizer
 
     model = build(config, Execution(attention=attention, layers="scan", remat="full"))
     begin, optimizer = time.perf_counter(), make_optimizer(OptimizerConfig())
-    program, memory = compile_step(model, optimizer, devices, *shape, is_packed=is_packed)
-    text = program.as_text() or ""
+    text, memory, _ = compile_step(model, optimizer, devices, *shape, is_packed=is_packed)
     return {
         "attention": attention,
         "kernel calls": sum(text.count(f'custom_call_target="{name}') for name in KERNELS),
         "arrays of all scores": score_arrays(text, shape[1]),
-        "memory": memory._asdict(),
+        "memory": memory,
         "compiled in": round(time.perf_counter() - begin),
     }
 

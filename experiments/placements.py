@@ -45,7 +45,12 @@ def main():
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     start_for(target)
-    from jaxformer.doctor.examine import DoesNotFit, examine_decoding, examine_step
+    from jaxformer.doctor.examine import (
+        DoesNotFit,
+        ProgramCase,
+        examine_decoding,
+        examine_step,
+    )
 
     figures = []
 
@@ -53,7 +58,7 @@ def main():
         config = replace(preset(name), dtype="bfloat16")
         how = (execution, target, sizes(mesh), rows, config.max_length)
         try:
-            found = examine(config, *how)
+            found = examine(ProgramCase(config, *how))
         except DoesNotFit as error:
             found = {"mesh": sizes(mesh), "error": str(error)}
         figures.append({"preset": name, "what": examine.__name__, **found})

@@ -108,10 +108,11 @@ def main(argv: list[str]) -> int:
     else:
         config, target, mesh, rows, length = _requested(arguments.preset, arguments)
         start_for(target)
-        from jaxformer.doctor.examine import examine_decoding, examine_step
+        from jaxformer.doctor.examine import ProgramCase, examine_decoding, examine_step
 
         examine = examine_decoding if arguments.decode else examine_step
-        found = examine(config, arguments.execution, target, asdict(mesh), rows, length)
+        case = ProgramCase(config, arguments.execution, target, asdict(mesh), rows, length)
+        found = examine(case)
         title = f"{arguments.preset} on {target}"
         lines = (lines_of_decoding if arguments.decode else lines_of_step)(found)
         experts = found["experts"] or {"only_chosen": True}

@@ -46,11 +46,8 @@ class Layers(NamedTuple):
     reason: str | None
 
 
-class KernelChoice(NamedTuple):
-    """The fused kernel of a call of attention, or None, and why no earlier one supports it."""
-
-    kernel: str | None
-    reason: str
+# The name of the fused kernel of a call of attention, or None, and why no earlier one supports it.
+KernelChoice = tuple[str | None, str]
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Recorder:
     def unsupported_reason(self, query: Array, key: Array, value: Array, context: Context) -> None:
         """Records a call; see `FusedKernel`."""
         kernel, reason = first_supporting(self.kernels, query, key, value, context)
-        choice = KernelChoice(None if kernel is None else kernel.name, reason)
+        choice = None if kernel is None else kernel.name, reason
         self.calls.append((context.point, choice))
 
     def attention(self, query: Array, key: Array, value: Array, context: Context) -> Array:
@@ -114,9 +111,10 @@ def _implementation(choice: KernelChoice, setting: str, target: Target) -> tuple
     """Returns the implementation that runs, and why it is not the fused kernel."""
     if setting in ("explicit", "blockwise"):
         return setting, f"attention is {setting!r} in the settings"
-    if choice.kernel is not None:
-        return choice.kernel, None
-    reason = choice.reason or f"{target.platform.upper()}s have no fused kernel"
+    kernel, unsupported = choice
+    if kernel is not None:
+        return kernel, None
+    reason = unsupported or f"{target.platform.upper()}s have no fused kernel"
     return ("blockwise" if setting == "auto" else "refused"), reason
 
 
@@ -134,21 +132,19 @@ def _inputs(config: ModelConfig, length: int) -> Iterator[tuple[str, Inputs]]:
 
 def _trace(model: LanguageModel, inputs: Inputs, run: Run, *, is_cached: bool) -> None:
     """Traces a pass, so that the placement of the run records its calls of attention."""
-    architecture, reads_source = model.architecture, model.config.reads_source
-    params = shape_tree(model)
+    architecture = model.architecture
 
-    def whole(params: Any, inputs: Inputs) -> Any:
-        return architecture.forward(params, inputs, run).hidden
-
-    def cached(params: Any, inputs: Inputs) -> Any:
+    def hidden(params: Any, inputs: Inputs) -> Any:
+        if not is_cached:
+            return architecture.forward(params, inputs, run).hidden
         weights = architecture.prepare(params)
         size = CacheSize(len(inputs.tokens), inputs.tokens.shape[1])
-        source = inputs.of_source() if reads_source else None
+        source = inputs.of_source() if model.config.reads_source else None
         cache, _ = architecture.start(weights, source, run, size)
         new = Inputs(inputs.tokens, inputs.segments)
         return architecture.forward(weights, new, run, cache).hidden
 
-    jax.eval_shape(cached if is_cached else whole, params, inputs)
+    jax.eval_shape(hidden, shape_tree(model), inputs)
 
 
 def _by_part(

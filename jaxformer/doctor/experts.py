@@ -6,14 +6,13 @@ Such a program has arrays [experts, tokens, features], in some order of the axes
 their time grow with E, not with k.
 """
 
-from collections.abc import Iterator
 from itertools import combinations, product
 from math import prod
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
-from jaxformer.doctor.hlo import Computations, HloArray, computations
+from jaxformer.doctor.program import computations
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.mesh import num_row_parts
 
@@ -57,29 +56,27 @@ def expert_sizes(config: ModelConfig, mesh: Mesh, rows: int, length: int) -> lis
     if not getattr(config, "has_experts", False):
         return []
     stacks: Any = config.resolved.stacks
-    found: dict[ExpertSizes, Sizes] = {}
+    found: list[ExpertSizes] = []
     along = {axis: frozenset((1, size)) for axis, size in mesh.shape.items()}
     own = rows * length // num_row_parts(mesh)
     for stack in stacks.values():
         for layer in stack.layers:
-            total, dim = layer.num_experts, layer.embed_dim
+            chosen, dim = layer.experts_per_token, layer.embed_dim
+            experts = _divided(layer.num_experts, along["expert"])
             hidden = _divided(layer.expert_dim or layer.mlp_dim, along["tensor"])
+            kernels = product(_divided(dim, along["fsdp"]), hidden)
             sizes = ExpertSizes(
-                layer.experts_per_token,
-                frozenset(
-                    n for n in _divided(total, along["expert"]) if n > layer.experts_per_token
-                ),
+                chosen,
+                frozenset(n for n in experts if n > chosen),
                 frozenset((rows * length, own * mesh.shape["expert"], own)),
                 frozenset((dim, *hidden)),
-                frozenset(
-                    tuple(sorted(pair)) for pair in product(_divided(dim, along["fsdp"]), hidden)
-                ),
+                frozenset(tuple(sorted(pair)) for pair in kernels),
                 frozenset(n for heads in layer.heads for n in _divided(heads, along["tensor"])),
                 frozenset((layer.head_dim, length)),
                 frozenset(range(1, stack.num_layers + 1)),
             )
-            found[sizes] = sizes.experts
-    return [sizes for sizes, experts in found.items() if experts]
+            found += [sizes] * bool(sizes.experts)
+    return list(dict.fromkeys(found))
 
 
 def _divided(size: int, parts: Sizes) -> Sizes:
@@ -93,25 +90,19 @@ def dense_over_experts(text: str, sizes: ExpertSizes) -> list[str]:
         text: The text of the program.
         sizes: The sizes of these axes.
     """
-    found, _ = computations(text)
-    of_products = {(x.dtype, x.sizes) for x in _arrays(found, only_products=True)}
-    arrays = {(x.dtype, x.sizes) for x in _arrays(found)}
+    arrays: dict[tuple[str, tuple[int, ...]], bool] = {}  # whether a product has the array
+    for lines in computations(text)[0].values():
+        for line in lines.values():
+            is_product = line.operation in _PRODUCTS
+            operands = [lines[x] for x in line.operands if x in lines] if is_product else []
+            for array in (array for one in (line, *operands) for array in one.arrays):
+                key = array.dtype, array.sizes
+                arrays[key] = is_product or arrays.get(key, False)
     return sorted(
         f"{dtype}[{','.join(map(str, shape))}]"
-        for dtype, shape in arrays | of_products
-        if _is_dense(shape, sizes, (dtype, shape) in of_products)
+        for (dtype, shape), is_of_product in arrays.items()
+        if _is_dense(shape, sizes, is_of_product)
     )
-
-
-def _arrays(found: Computations, *, only_products: bool = False) -> Iterator[HloArray]:
-    """Yields the results of all instructions, or the results and operands of products."""
-    for lines in found.values():
-        for line in lines.values():
-            if not only_products or line.operation in _PRODUCTS:
-                yield from line.arrays
-            if only_products and line.operation in _PRODUCTS:
-                for name in line.operands:
-                    yield from lines[name].arrays if name in lines else ()
 
 
 def _is_dense(shape: tuple[int, ...], sizes: ExpertSizes, is_of_product: bool) -> bool:

@@ -1,14 +1,167 @@
-"""Communication of a compiled program between devices, and its copies of an array."""
+"""Reads a compiled program: its instructions, its exchanges between devices, and its copies.
+
+They are read from the text of the program, `Compiled.as_text()`. JAX has no other interface that
+shows them: `cost_analysis()` and `memory_analysis()` only give sums over the whole program, and the
+object behind `runtime_executable()` has no documented methods.
+
+The text consists of computations. Loops, fusions and asynchronous operations call other
+computations. Instructions in the body of a loop count once per iteration.
+"""
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-from jaxformer.doctor.hlo import Instruction, walk
-
 COLLECTIVE_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 COLLECTIVE_KINDS += ("collective-permute", "collective-broadcast")
+
+
+class HloArray(NamedTuple):
+    """Array in the result of an instruction: dtype, shape, and memory ("" is the main memory)."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    space: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the array."""
+        bits = 8 if self.dtype == "pred" else int(re.findall(r"\d+", self.dtype)[0])
+        return bits * prod(self.sizes) // 8
+
+
+class Instruction(NamedTuple):
+    """Line of a program: name = shape operation(arguments), attributes.
+
+    Attributes:
+        name: The name of the result.
+        shape: The shape of the result, or the shapes of a tuple.
+        operation: The operation.
+        arguments: The names of the operands, or the value of a constant.
+        attributes: The text after the arguments.
+    """
+
+    name: str
+    shape: str
+    operation: str
+    arguments: str
+    attributes: str
+
+    @property
+    def arrays(self) -> list[HloArray]:
+        """The arrays of the result."""
+        return [
+            HloArray(dtype, tuple(int(n) for n in sizes.split(",") if n), space)
+            for dtype, sizes, space in _ARRAY.findall(self.shape)
+        ]
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of the operands."""
+        return re.findall(r"%([\w.\-]+)", self.arguments)
+
+    def number(self, pattern: str) -> int | None:
+        """Returns the number that a pattern captures in the attributes; None: it is absent."""
+        found = re.search(pattern, self.attributes)
+        return int(found[1]) if found else None
+
+    def called(self, *attributes: str) -> list[str]:
+        """Returns the names of the computations that these attributes list."""
+        pattern = rf"(?:{'|'.join(attributes)})=(?:\{{(.*?)\}}|(%?[\w.\-]+))"
+        lists = (many or one for many, one in re.findall(pattern, self.attributes))
+        return [name.lstrip("%") for names in lists for name in names.split(", ")]
+
+
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^)]*)\)?(.*)$")
+_ARRAY = re.compile(
+    r"\b(pred|bf16|[suf]\d+(?:e\d\w*)?|c64|c128)\[([\d,]*)\](?:\{[^{}]*?(S\(\d+\))?\})?"
+)
+Computations = dict[str, dict[str, Instruction]]  # the last instruction returns the result
+
+
+def computations(text: str) -> tuple[Computations, str]:
+    """Returns the instructions of each computation by name, and the name of the entry computation.
+
+    Raises:
+        ValueError: The text has no entry computation.
+    """
+    found, entry, current = {}, "", None
+    for line in text.splitlines():
+        if not line.startswith(" ") and line.rstrip().endswith("{"):
+            words = line.split()
+            name = words[words[0] == "ENTRY"].lstrip("%")
+            entry = name if words[0] == "ENTRY" else entry
+            current = found.setdefault(name, {})
+        elif current is not None and (match := _INSTRUCTION.match(line)):
+            current[match[1]] = Instruction(*match.groups())
+    if not entry:
+        raise ValueError("the text is not a compiled program: it has no ENTRY computation")
+    return found, entry
+
+
+def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
+    """Yields (instruction, name of its computation, how often it runs; None: that is not known).
+
+    All branches of a conditional count.
+    """
+    found, entry = computations(text)
+
+    def visit(name: str, times: int | None) -> Iterator[tuple[Instruction, str, int | None]]:
+        for instruction in found[name].values():
+            yield instruction, name, times
+            if instruction.operation in ("async-update", "async-done"):
+                continue  # their computation was counted at async-start
+            trips = _trips(instruction, found) if instruction.operation == "while" else 1
+            more = None if times is None or trips is None else times * trips
+            for called in instruction.called("body", "calls", "to_apply", "branch_computations"):
+                if called in found:
+                    yield from visit(called, more)
+
+    yield from visit(entry, 1)
+
+
+def _trips(loop: Instruction, found: Computations) -> int | None:
+    """Returns the number of iterations of a loop, or None if it is not known.
+
+    Compilers for CPUs and GPUs state it. For TPUs it follows from the condition, counter < bound,
+    and the increment of the counter, which starts at 0.
+    """
+    if known := loop.number(r'"?known_trip_count"?:\{"?n"?:"(\d+)"\}'):
+        return known
+    condition, body = (found[loop.called(part)[0]] for part in ("condition", "body"))
+    test = next((x for x in condition.values() if x.operation == "compare"), None)
+    if test is None or "direction=LT" not in test.attributes:
+        return None
+    counter, bound = (condition.get(name) for name in test.operands[:2])
+    if counter is None or bound is None or bound.operation != "constant":
+        return None
+    index = counter.number(r"index=(\d+)")
+    after = list(body.values())[-1].operands  # elements of the tuple that the body returns
+    step = None if index is None else _offset(after[index], body, index)
+    return -(-int(bound.arguments) // step) if step else None
+
+
+def _offset(name: str, lines: dict[str, Instruction], index: int) -> int | None:
+    """Returns the constant that a named value adds to the tuple element with this index.
+
+    None: the value is not such a sum.
+    """
+    line = lines.get(name)
+    if line is None:
+        return None
+    if line.operation == "get-tuple-element":
+        return 0 if line.number(r"index=(\d+)") == index else None
+    if line.operation == "copy":
+        return _offset(line.operands[0], lines, index)
+    if line.operation != "add":
+        return None
+    value, added = line.operands
+    before, more = _offset(value, lines, index), lines.get(added)
+    if before is None or more is None or more.operation != "constant":
+        return None
+    return before + int(more.arguments)
 
 
 class Collective(NamedTuple):
@@ -51,69 +204,75 @@ def collectives(text: str) -> list[Collective]:
     """
     devices = re.search(r"num_partitions=(\d+)", text[: text.find("\n")])
     everyone = int(devices[1]) if devices else 1
-    runs: dict[str, Counter[tuple[Instruction, str, int]]] = {}
+    channels: dict[str | int, Counter[tuple[str, Collective]]] = {}
     for instruction, computation, times in walk(text):
-        kind = instruction.operation.removesuffix("-start")
-        if kind in COLLECTIVE_KINDS and (group := _group(instruction.rest, everyone)) > 1:
-            if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
-                kind = "reduce-scatter"  # on TPU, a fusion that keeps a part of the sum per device
-            channel = re.search(r"channel_id=\d+", instruction.rest)
-            if times is None:
-                raise ValueError(
-                    f"the program does not show how often it runs {instruction.name}: the trip "
-                    "count of a loop is unknown"
-                )
-            pieces = runs.setdefault(channel[0] if channel else instruction.name, Counter())
-            pieces[instruction, kind, group] += times
+        found = _collective(instruction, computation, everyone)
+        if found is None or found.devices == 1:
+            continue
+        if times is None:
+            raise ValueError(
+                f"the program does not show how often it runs {instruction.name}: the trip "
+                "count of a loop is unknown"
+            )
+        channel = instruction.number(r"channel_id=(\d+)")
+        pieces = channels.setdefault(instruction.name if channel is None else channel, Counter())
+        pieces[instruction.name, found] += times
     return [
-        _collective(*piece, times)
-        for pieces in runs.values()
-        for piece, times in _of_one_exchange(pieces)
+        found._replace(times=times)
+        for pieces in channels.values()
+        for (_, found), times in _of_one_exchange(pieces)
     ]
 
 
 def _of_one_exchange(
-    pieces: Counter[tuple[Instruction, str, int]],
-) -> list[tuple[tuple[Instruction, str, int], int]]:
+    pieces: Counter[tuple[str, Collective]],
+) -> list[tuple[tuple[str, Collective], int]]:
     """Returns the piece that runs least often, or all pieces if they are exchanges of their own.
 
     JAX gives the collectives of `shard_map` one channel, whatever their kind.
     """
-    kinds = {kind for _, kind, _ in pieces}
+    kinds = {found.kind for _, found in pieces}
     return list(pieces.items()) if len(kinds) > 1 else [min(pieces.items(), key=lambda x: x[1])]
 
 
-def _collective(instruction: Instruction, kind: str, group: int, times: int) -> Collective:
-    arrays = instruction.arrays
+def _collective(instruction: Instruction, computation: str, everyone: int) -> Collective | None:
+    """Returns the exchange that an instruction starts, with a count of 0; None: it starts none."""
+    kind = instruction.operation.removesuffix("-start")
+    if kind not in COLLECTIVE_KINDS:
+        return None
+    group, arrays = _group(instruction.attributes, everyone), instruction.arrays
     if instruction.operation.endswith("-start") and kind != "all-reduce":
         # Without the synchronization flags of TPUs, half are operands and the other half results.
         arrays = [x for x in arrays if (x.dtype, x.num_bytes) != ("u32", 4)]
         arrays = arrays[len(arrays) // 2 :]
     size = sum(x.num_bytes for x in arrays)
-    is_scattered = kind == "reduce-scatter" and instruction.operation != "all-reduce"
-    return Collective(kind, size * group if is_scattered else size, group, times)
+    if kind == "reduce-scatter":
+        size *= group
+    if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
+        kind = "reduce-scatter"  # on TPU, a fusion that keeps a part of the sum per device
+    return Collective(kind, size, group, 0)
 
 
-def _group(rest: str, everyone: int) -> int:
+def _group(attributes: str, everyone: int) -> int:
     """Returns the number of devices in a group.
 
     The text gives groups as lists of devices, as [groups, devices], or as axes of a mesh.
     """
-    if "source_target_pairs={}" in rest:
+    if "source_target_pairs={}" in attributes:
         return 1
-    if "source_target_pairs=" in rest:
+    if "source_target_pairs=" in attributes:
         return 2
-    if axes := re.search(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}", rest):
+    if axes := re.search(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}", attributes):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", axes[1]))
         parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", axes[2])
         return prod(int(part or sizes[name]) for name, part in parts)
-    if shape := re.search(r"replica_groups=\[\d+,(\d+)\]", rest):
+    if shape := re.search(r"replica_groups=\[\d+,(\d+)\]", attributes):
         return int(shape[1])
-    if members := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+    if members := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
         return len(members[1].split(","))
-    if "replica_groups={}" in rest or "replica_groups=" not in rest:
+    if "replica_groups={}" in attributes or "replica_groups=" not in attributes:
         return everyone
-    raise ValueError(f"the groups of devices cannot be read: {rest}")
+    raise ValueError(f"the groups of devices cannot be read: {attributes}")
 
 
 class Total(NamedTuple):

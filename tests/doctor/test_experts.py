@@ -63,7 +63,8 @@ def ragged(weights, x, routes, expert, placement=None):
 def examined(config=CONFIG, target="cpu:1", mesh=None, layers="scan", rows=ROWS):
     machine = parse_target(target)
     sizes = mesh or {"data": machine.count}
-    return examine.examine_step(config, Execution(layers=layers), machine, sizes, rows, LENGTH)
+    case = config, Execution(layers=layers), machine, sizes, rows, LENGTH
+    return examine.examine_step(examine.ProgramCase(*case))
 
 
 @pytest.mark.parametrize("layers", ["scan", pytest.param("unrolled", marks=pytest.mark.slow)])

@@ -109,13 +109,13 @@ BUGS = (
     ),
     Bug(
         "collectives in a loop count once",
-        "doctor.hlo:_trips",
+        "doctor.program:_trips",
         gives(1),
         "doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),
     Bug(
         "a loop's step of 2 is read as 1",
-        "doctor.hlo:_trips",
+        "doctor.program:_trips",
         inside("_offset", then(lambda step: step and 1)),
         "doctor/test_program.py::test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run",
     ),

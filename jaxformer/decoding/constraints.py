@@ -69,19 +69,11 @@ class Rules:
         Returns:
             The scores, −∞ for tokens that may not come next.
         """
-        prompts = self._of_rows(self.prompts, len(generated))
+        prompts = _repeated(self.prompts, len(generated))
         lengths = (prompts != NO_TOKEN).sum(axis=1)
         tokens = jnp.concatenate([prompts, generated.astype(prompts.dtype)], axis=1)
         text = Text(tokens, prompts.shape[1] + step, lengths + step)
         return constrain(self, scores, text, step)
-
-    def read_by(self, rows: int) -> Int[Array, "rows length"]:
-        """Returns what the constraints on the encoder's tokens refer to, for each row."""
-        return self._of_rows(self.read, rows)
-
-    @staticmethod
-    def _of_rows(ids: Any, rows: int) -> Array:
-        return jnp.repeat(jnp.asarray(ids), rows // len(ids), axis=0)
 
 
 def rules_of(
@@ -160,14 +152,14 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
         scores = scores.at[:, word[-1]].add(jnp.where(completes, bias, 0.0))
     if constraints.encoder_repetition_penalty != 1.0:
         penalty = 1 / constraints.encoder_repetition_penalty
-        scores = penalize_repetition(scores, rules.read_by(len(scores)), penalty)
+        scores = penalize_repetition(scores, _repeated(rules.read, len(scores)), penalty)
     if constraints.repetition_penalty != 1.0:
         scores = penalize_repetition(scores, text.tokens, constraints.repetition_penalty)
     if size := constraints.no_repeat_ngram_size:
         repeated = repeated_ngrams(text, text.tokens, size, scores.shape[-1])
         scores = jnp.where(repeated, -jnp.inf, scores)
     if size := constraints.encoder_no_repeat_ngram_size:
-        repeated = repeated_ngrams(text, rules.read_by(len(scores)), size, scores.shape[-1])
+        repeated = repeated_ngrams(text, _repeated(rules.read, len(scores)), size, scores.shape[-1])
         scores = jnp.where(repeated, -jnp.inf, scores)
     for word in constraints.bad_words_ids:
         may_stop = (len(word) == 1) & (word[0] == stops).any()  # a stop token stays possible
@@ -200,6 +192,11 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
         normalized = jax.nn.log_softmax(scores, axis=-1)
         scores = jnp.where(is_possible, normalized, scores)
     return scores
+
+
+def _repeated(ids: Any, rows: int) -> Int[Array, "rows length"]:
+    """Returns the ids of each row, where each of the given ones has the same number of rows."""
+    return jnp.repeat(jnp.asarray(ids), rows // len(ids), axis=0)
 
 
 def penalize_repetition(scores: Scores, tokens: Tokens, penalty: float) -> Scores:

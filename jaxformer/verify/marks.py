@@ -46,7 +46,7 @@ class Equation(NamedTuple):
     Attributes:
         primitive: The primitive.
         params: The parameters of the primitive.
-        inputs: The operands. Those of an element-by-element primitive have equal ranks (`aligned`).
+        inputs: The operands. Those of an element-by-element primitive may be scalars.
         outputs: The values of the outputs.
     """
 
@@ -165,16 +165,9 @@ def fits(marks: Marks | None, shape: Sequence[int]) -> bool:
     return marks.ndim == len(shape) + 1 and all(a in (1, b) for a, b in sizes)
 
 
-def aligned(inputs: Sequence[Marked], rank: int) -> list[Marked]:
-    """Reshapes marked scalar operands to `rank` axes, so that their marks broadcast."""
-
-    def one(x: Marked) -> Marked:
-        if x.marks is None or np.ndim(x.value):
-            return x
-        marks = x.marks.reshape(*(1,) * rank, -1)
-        return x._replace(value=jnp.reshape(x.value, (1,) * rank), marks=marks)
-
-    return [one(x) for x in inputs]
+def of_rank(marks: Marks | None, rank: int) -> Marks | None:
+    """Reshapes the marks of a scalar, which hold for every element, to `rank` axes."""
+    return marks if marks is None or marks.ndim > 1 else marks.reshape(*(1,) * rank, -1)
 
 
 def everything(inputs: Sequence[Marked], values: Sequence[Array]) -> Found:

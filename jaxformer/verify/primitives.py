@@ -25,7 +25,7 @@ from jaxformer.verify.bounds import informative, sure_bounds
 from jaxformer.verify.indexing import MOVED, added_at, gathered, moved, scattered
 from jaxformer.verify.marks import Equation, Found, Limit, Marked, Marks, Rule, Where
 
-# ---- element by element
+# ---- element by element; the marks of a scalar broadcast to the elements of the other operands
 
 
 def _union(equation: Equation) -> Found:
@@ -400,8 +400,6 @@ _RULES: dict[str, Rule] = {
     **{f"scatter{x}{y}": added_at for x in "-_" for y in "add sub mul min max".split()},
 }
 
-# Primitives whose operands are aligned to the rank of the output.
-ELEMENTWISE = frozenset([*_UNIONS, *"mul and add sub add_any div max min select_n".split()])
 # Primitives whose output has the elements of the first operand.
 RESHAPED = frozenset("transpose squeeze broadcast_in_dim reshape".split())
 

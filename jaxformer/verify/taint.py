@@ -26,7 +26,6 @@ from jaxformer.verify.bounds import Thresholds, hull, not_constant, output_bound
 from jaxformer.verify.indexing import MOVED, moved_bounds
 from jaxformer.verify.marks import Bounds, Equation, Marked, everything
 from jaxformer.verify.primitives import (
-    ELEMENTWISE,
     IDENTITIES,
     RESHAPED,
     is_by_row,
@@ -187,9 +186,6 @@ class _Run:
     def passed(self, equation: Equation) -> list[Marked]:
         """Applies the primitive's rules for marks and bounds to the values that it computed."""
         name = equation.primitive.name
-        if name in ELEMENTWISE:
-            rank = np.ndim(equation.outputs[0])
-            equation = equation._replace(inputs=m.aligned(equation.inputs, rank))
         marks_of_each = marks_of_outputs(equation)
         if marks_of_each is None:
             self.unknown.add(name)
@@ -197,6 +193,7 @@ class _Run:
         outputs, bounds = [], _bounds(equation)
         for value, marks, limits in zip(equation.outputs, marks_of_each, bounds, strict=True):
             shape = np.shape(value)
+            marks = m.of_rank(marks, len(shape))
             if not m.fits(marks, shape):
                 raise RuntimeError(f"taint's rule for {name} gave marks of another shape")
             marks = m.only_where(marks, not_constant(limits, shape)) if np.size(value) else None
@@ -281,8 +278,8 @@ class _Run:
                 each.append(self.closed(branch, operands))
         outputs = []
         for x, others in zip(each[number], zip(*each, strict=True), strict=True):
-            (choice,) = m.aligned([which], np.ndim(x.value))
-            marks = m.union(choice.marks, *(y.marks for y in others))
+            choice = m.of_rank(which.marks, np.ndim(x.value))
+            marks = m.union(choice, *(y.marks for y in others))
             outputs.append(Marked(x.value, marks, None if marks is None else hull(*others)))
         return outputs
 

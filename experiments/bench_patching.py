@@ -90,7 +90,7 @@ def ours(connection, preset: str, folder: str, length: int, chunk: int):
     import jax
 
     import jaxformer as jf
-    from jaxformer.interpret.metrics import LogitDifference
+    from jaxformer.interpret.patching import LogitDifference
     from jaxformer.interpret.sweep import patch_sweep
 
     jf.keep_freed_memory()

@@ -12,10 +12,10 @@ from jaxformer.interpret.encoded_text import EncodedText, token_names
 from jaxformer.interpret.layers import layers_with
 from jaxformer.models.language_model import LanguageModel, Variables
 
-POINTS = {
-    "self": "attention.weights",
-    "cross": "cross_attention.weights",
-    "encoder": "encoder.attention.weights",
+KINDS = {  # (point, title)
+    "self": ("attention.weights", "self-attention"),
+    "cross": ("cross_attention.weights", "cross-attention"),
+    "encoder": ("encoder.attention.weights", "encoder attention"),
 }
 MOST_LABELS = {True: 48, False: 14}  # of a single panel and of one of several; more are numbered
 
@@ -57,12 +57,12 @@ def attention_maps(
     Raises:
         ValueError: the model does not have this attention.
     """
-    point = POINTS.get(which)
-    if point not in model.points:
-        names = [name for name, point in POINTS.items() if point in model.points]
+    names = [name for name, (point, _) in KINDS.items() if point in model.points]
+    if which not in names:
         accepted = f"it has {', '.join(names)}" if names else "it has no attention"
         kind = type(model).__name__
         raise ValueError(f"attention is {which!r}; the model is a {kind}: {accepted}")
+    point, title = KINDS[which]
     source = None if text.source is None else [text.source]
     seen = inspect(model, variables, np.array([text.tokens]), source=source, capture=(point,))
     weights = np.asarray(seen.captured[point], np.float32)[:, 0]
@@ -71,9 +71,8 @@ def attention_maps(
     )
     queries = source_names if which == "encoder" else tokens
     keys = tokens if which == "self" else source_names
-    titles = {"self": "self-attention", "cross": "cross-attention", "encoder": "encoder attention"}
     weights, layers = weights[..., : len(queries), : len(keys)], layers_with(model, point)
-    return AttentionMaps(weights, queries, keys, titles[which], tuple(layers))
+    return AttentionMaps(weights, queries, keys, title, tuple(layers))
 
 
 def draw_attention(

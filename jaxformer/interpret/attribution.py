@@ -31,7 +31,7 @@ from jaxformer.functional.outputs import head
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import mixed_layers, transformer_config
-from jaxformer.interpret.texts import read_inputs, read_logits
+from jaxformer.interpret.texts import Read, read_inputs, read_logits
 from jaxformer.models.builders.parts import norm_of
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -97,8 +97,8 @@ def attribute(
     """
     if (reason := cannot_attribute(model)) is not None:
         raise ValueError(reason)
-    checked = read_logits(model, variables, tokens, target, position, source)
-    return _attribute(model, variables["params"], *checked)
+    read = read_logits(model, variables, tokens, target, position, source)
+    return _attribute(model, variables["params"], read)
 
 
 def cannot_attribute(model: LanguageModel) -> str | None:
@@ -117,14 +117,9 @@ def cannot_attribute(model: LanguageModel) -> str | None:
     return None
 
 
-@partial(jax.jit, static_argnums=(0, 4))
-def _attribute(
-    model: LanguageModel,
-    weights: Weights,
-    inputs: Inputs,
-    target: Int[Array, " batch"],
-    position: int,
-) -> Attribution:
+@partial(jax.jit, static_argnums=0)
+def _attribute(model: LanguageModel, weights: Weights, read: Read) -> Attribution:
+    inputs, target, position = read
     points = {name: point for name, point in SUB_LAYERS.items() if point in model.points}
     passed = model.forward(weights, inputs, hooks=Hooks(("embedding", *points.values())))
     parts = {"embedding": passed.captured["embedding"][:, position]}
@@ -275,18 +270,13 @@ def input_gradients(
     Raises:
         ValueError: an argument is not accepted.
     """
-    checked = read_logits(model, variables, tokens, target, position, source)
-    return _gradients(model, variables["params"], *checked)
+    read = read_logits(model, variables, tokens, target, position, source)
+    return _gradients(model, variables["params"], read)
 
 
-@partial(jax.jit, static_argnums=(0, 4))
-def _gradients(
-    model: LanguageModel,
-    weights: Weights,
-    inputs: Inputs,
-    target: Int[Array, " batch"],
-    position: int,
-) -> Gradients:
+@partial(jax.jit, static_argnums=0)
+def _gradients(model: LanguageModel, weights: Weights, read: Read) -> Gradients:
+    inputs, target, position = read
     points = [name for name in (EMBEDDING, SOURCE_EMBEDDING) if name in model.points]
     vectors = model.forward(weights, inputs, hooks=Hooks(tuple(points))).captured
 

@@ -44,8 +44,14 @@ from jaxformer.interpret.layers import (
     transformer_config,
     weights_of_layer,
 )
-from jaxformer.interpret.metrics import Metric, checked_metric
-from jaxformer.interpret.sites import checked_pair, is_at, measure, metric_of
+from jaxformer.interpret.patching import (
+    Metric,
+    checked_metric,
+    checked_pair,
+    is_at,
+    measure,
+    metric_of,
+)
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.transformer import TransformerConfig

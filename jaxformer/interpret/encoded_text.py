@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,19 +39,29 @@ def encode_text(
         ValueError: A text is empty or too long, or a string has no tokenizer.
     """
     config = model.config
-    if target is not None and not config.reads_source:
-        raise ValueError(f"target was given, but a {type(model).__name__} reads no source")
     if not config.reads_source:
-        tokens = _encoded("text", text, tokenizer, *_around(tokenizer, config.bidirectional))
+        if target is not None:
+            raise ValueError(f"target was given, but a {type(model).__name__} reads no source")
+
+        def encode(text: str) -> list[int]:  # nothing follows a text that is to be continued
+            ends = (tokenizer.text_opening, ())
+            before, after = (tokenizer.before, tokenizer.after) if config.bidirectional else ends
+            return [*before, *tokenizer.encode_many([text])[0], *after]
+
+        tokens = _encoded("text", text, tokenizer, encode)
         _check("text", tokens, config.max_length, config.vocab_size)
         return EncodedText(tokens)
-    source = _source(text, tokenizer)
+    source = _encoded("text", text, tokenizer, lambda text: tokenizer.encode_source(text))
     _check("text", source, config.longest_source, config.num_source_ids)
     if target is None:
         tokens = _translated(model, variables, source, tokenizer)
     else:
-        opening = [] if tokenizer is None else tokenizer.decoder_opening
-        tokens = _encoded("target", target, tokenizer, opening)
+        tokens = _encoded(
+            "target",
+            target,
+            tokenizer,
+            lambda text: [*tokenizer.decoder_opening, *tokenizer.encode_many([text])[0]],
+        )
     _check("target", tokens, config.max_length, config.vocab_size)
     return EncodedText(tokens, source)
 
@@ -110,27 +120,10 @@ def _with_glyph(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def _source(text: str | Sequence[int], tokenizer: Any) -> list[int]:
-    if not isinstance(text, str):
-        return _encoded("text", text, tokenizer)
-    _require_text("text", text, tokenizer)
-    return tokenizer.encode_source(text)
-
-
-def _around(tokenizer: Any, bidirectional: bool) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns the ids before and after a text; a text to continue has none after it."""
-    if tokenizer is None:
-        return (), ()
-    return (tokenizer.before, tokenizer.after) if bidirectional else (tokenizer.text_opening, ())
-
-
 def _encoded(
-    name: str,
-    text: str | Sequence[int],
-    tokenizer: Any,
-    before: Sequence[int] = (),
-    after: Sequence[int] = (),
+    name: str, text: str | Sequence[int], tokenizer: Any, encode: Callable[[str], list[int]]
 ) -> list[int]:
+    """Returns the ids of a text, which may be ids already."""
     if not isinstance(text, str):
         ids = np.asarray(text)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
@@ -138,16 +131,11 @@ def _encoded(
                 f"{name} is {ids.dtype} {ids.shape}; it must be a text or a list of ids"
             )
         return ids.tolist()
-    _require_text(name, text, tokenizer)
-    (ids,) = tokenizer.encode_many([text])
-    return [*before, *ids, *after]
-
-
-def _require_text(name: str, text: str, tokenizer: Any) -> None:
     if tokenizer is None:
         raise ValueError(f"tokenizer is None; without one, {name} must be a list of token ids")
     if not text:
         raise ValueError(f"{name} is empty; give at least one character")
+    return encode(text)
 
 
 def _check(name: str, tokens: Sequence[int], max_length: int, vocab_size: int) -> None:

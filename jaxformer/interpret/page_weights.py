@@ -49,14 +49,15 @@ def live_reason(model: LanguageModel, variables: Any) -> str | None:
     for name, known in _KNOWN.items():
         if getattr(config, name) not in known.split():
             return f"the page does not implement {name} {getattr(config, name)!r}"
-    if config.has_experts:
-        return "the page does not implement experts"
-    if config.attention_sinks:
-        return "the page does not implement attention sinks"
-    if config.attention_gate:
-        return "the page does not implement attention gates"
-    if set(entries(config.layer_types)) != {"attention"}:
-        return f"the page does not implement layer_types {config.layer_types!r}"
+    unknown = {
+        "experts": config.has_experts,
+        "attention sinks": config.attention_sinks,
+        "attention gates": config.attention_gate,
+        f"layer_types {config.layer_types!r}": set(entries(config.layer_types)) != {"attention"},
+    }
+    for name, is_used in unknown.items():
+        if is_used:
+            return f"the page does not implement {name}"
     for name, own in (("mask", model.mask), ("layers", model.layers)):
         if own is not None:
             return f"the model has its own {name}, which is Python code"

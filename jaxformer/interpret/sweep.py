@@ -46,11 +46,12 @@ from jaxformer.interpret.layers import (
     mixed_layers,
     project,
 )
-from jaxformer.interpret.metrics import Metric, checked_metric
-from jaxformer.interpret.sites import (
+from jaxformer.interpret.patching import (
     Grid,
+    Metric,
     Site,
     checked_grid,
+    checked_metric,
     checked_pair,
     is_at,
     measure,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,9 +41,23 @@ def read_inputs(
     return checked_inputs(inputs, model.config)
 
 
+class Read(NamedTuple):
+    """One logit of each text, and what the model reads.
+
+    Attributes:
+        inputs: the texts.
+        target: the token of the logit.
+        position: the position that predicts it, counted from the beginning.
+    """
+
+    inputs: Inputs
+    target: Int[Array, " batch"]
+    position: int | Int[Array, ""]
+
+
 def read_logits(
     model: LanguageModel, variables: Variables, tokens: Any, target: Any, position: int, source: Any
-) -> tuple[Inputs, Int[Array, " batch"], int]:
+) -> Read:
     """Returns the inputs of a pass, and which logit of each text to explain, after all checks.
 
     Args:
@@ -53,9 +67,6 @@ def read_logits(
         target: one id for each text: the token of the logit.
         position: the position that predicts it; negative: counted from the end.
         source: for a model that reads one, the sources.
-
-    Returns:
-        (inputs, target, position counted from the beginning).
 
     Raises:
         ValueError: an argument is not accepted.
@@ -69,7 +80,7 @@ def read_logits(
         raise ValueError(f"target is {target}; ids are 0 … {vocab_size - 1}")
     if whole_number("position", position, -length) >= length:
         raise ValueError(f"position is {position}; the texts have {length} tokens")
-    return inputs, target, position % length
+    return Read(inputs, target, position % length)
 
 
 def next_token_batch(

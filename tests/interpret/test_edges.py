@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 import jaxformer as jf
 from jaxformer.interpret.edges import INPUTS, HeadEdge, patch_edges
-from jaxformer.interpret.metrics import LogitDifference
+from jaxformer.interpret.patching import LogitDifference
 from tests.properties import oracle, tiny
 from tests.slow import mostly_slow
 

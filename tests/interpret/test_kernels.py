@@ -18,8 +18,8 @@ from jaxformer.interpret.attribution import attribute, input_gradients, state_no
 from jaxformer.interpret.edges import HeadEdge, patch_edges
 from jaxformer.interpret.encoded_text import EncodedText
 from jaxformer.interpret.lens import jacobian_lens, logit_lens, train_tuned_lens
-from jaxformer.interpret.metrics import LogitDifference
 from jaxformer.interpret.page_data import dependency_data
+from jaxformer.interpret.patching import LogitDifference
 from jaxformer.interpret.sweep import patch_sweep
 from jaxformer.interpret.texts import next_token_batch
 from jaxformer.models.config.lora import LoraConfig

@@ -13,9 +13,8 @@ import jaxformer as jf
 from jaxformer.functional.inputs import Inputs
 from jaxformer.interpret import sweep
 from jaxformer.interpret.edges import check_is_sum
-from jaxformer.interpret.metrics import LogitDifference, LogProbability
 from jaxformer.interpret.page_weights import live_reason
-from jaxformer.interpret.sites import AXES
+from jaxformer.interpret.patching import AXES, LogitDifference, LogProbability
 from jaxformer.interpret.sweep import patch_sweep
 from tests.properties import tiny
 from tests.properties.models import MODELS

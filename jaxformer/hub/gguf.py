@@ -142,24 +142,20 @@ def check_supported(config: TransformerConfig, architecture: str) -> None:
         required |= {"activation": "gelu_tanh"}
     if architecture == "QWEN3":
         required |= {"query_key_value_bias": False, "attention_output_bias": False}
+    faults = [
+        f"{name} is {getattr(config, name)!r}; in GGUF it must be {only!r}"
+        for name, only in required.items()
+        if getattr(config, name) != only
+    ]
     if architecture == "QWEN2" and _rotated(config)[0] * config.num_heads != config.embed_dim:
-        raise ValueError(
-            f"head_dim is {config.head_dim}; in GGUF head_dim times num_heads must be embed_dim "
-            "for a model of llama.cpp's architecture QWEN2"
-        )
-    for name, only in required.items():
-        if getattr(config, name) != only:
-            raise ValueError(
-                f"{name} is {getattr(config, name)!r}; in GGUF it must be {only!r} for a model of "
-                f"llama.cpp's architecture {architecture}"
-            )
+        product = "head_dim times num_heads must be embed_dim"
+        faults.append(f"head_dim is {config.head_dim}; in GGUF {product}")
     scaling, kinds = config.rotary_scaling, SCALINGS[architecture]
-    is_known = scaling is None or (isinstance(scaling, RotaryScaling) and scaling.kind in kinds)
-    if not is_known:
-        raise ValueError(
-            f"rotary_scaling is {scaling}; in GGUF its kind must be {' or '.join(kinds)} for a "
-            f"model of llama.cpp's architecture {architecture}"
-        )
+    if scaling is not None and getattr(scaling, "kind", None) not in kinds:
+        accepted = f"its kind must be {' or '.join(kinds)}"
+        faults.append(f"rotary_scaling is {scaling}; in GGUF {accepted}")
+    if faults:
+        raise ValueError(f"{faults[0]} for a model of llama.cpp's architecture {architecture}")
 
 
 def _rotated(config: TransformerConfig) -> tuple[int, float]:

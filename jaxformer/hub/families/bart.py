@@ -4,6 +4,7 @@ BART and Marian are post-norm encoder-decoders whose logits have a bias. PEGASUS
 sinusoidal positions.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -81,19 +82,17 @@ def positions(config: EncoderDecoderConfig, is_saved: bool = True) -> dict[str, 
     return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
 
 
-MARIAN = Family(
-    "marian",
-    EncoderDecoderConfig,
-    {"MarianMTModel": {}},
-    SIZES,
-    lambda config: ROWS,
+MARIAN = replace(
+    BART,
+    model_type="marian",
+    architectures={"MarianMTModel": {}},
+    base="",
     repeated=REPEATED | {"decoder_vocab_size": "vocab_size"},
     fixed=FIXED | {"positions": "sinusoidal_halves"},
     demanded=DEMANDED | {"share_encoder_decoder_embeddings": True},
     constants=partial(positions, is_saved=False),
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
     generation={"forced_eos_token_id": 0},
-    not_implemented=(),
 )
 
 
@@ -103,19 +102,17 @@ FINAL_NORMS = table("""
 """)
 
 
-PEGASUS = Family(
-    "pegasus",
-    EncoderDecoderConfig,
-    {"PegasusForConditionalGeneration": {"head_bias": True}, "PegasusModel": {"head_bias": False}},
-    SIZES,
-    lambda config: ROWS + FINAL_NORMS,
+PEGASUS = replace(
+    BART,
+    model_type="pegasus",
+    architectures={
+        "PegasusForConditionalGeneration": {"head_bias": True},
+        "PegasusModel": {"head_bias": False},
+    },
+    rows=lambda config: ROWS + FINAL_NORMS,
     fixed={"norm_position": "pre", "positions": "sinusoidal_halves", "share_embeddings": True},
-    demanded=DEMANDED,
     constants=positions,
     ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
-    base="model.",
-    repeated=REPEATED,
     generation={"forced_eos_token_id": 1},
-    not_implemented=(),
 )
 FAMILIES = (BART, MARIAN, PEGASUS)

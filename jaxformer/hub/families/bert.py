@@ -3,6 +3,8 @@
 ModernBERT (Warner et al. 2024) has rotary positions, and two-sided windows in most layers.
 """
 
+from dataclasses import replace
+
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
 from jaxformer.hub.family import USUAL, Family, Field, Part, required
 from jaxformer.hub.options import Options
@@ -159,24 +161,20 @@ def read_roberta_head(options: Options) -> dict:
 
 def roberta(model_type: str, model: str) -> Family:
     """Returns RoBERTa or a family with the same layout."""
-    return Family(
-        model_type,
-        EncoderConfig,
-        {
+    return replace(
+        BERT,
+        model_type=model_type,
+        architectures={
             f"{model}ForMaskedLM": MASKED,
             f"{model}Model": BARE,
             f"{model}ForSequenceClassification": LABELLED,
         },
-        SIZES,
-        roberta_rows,
-        fixed=FIXED,
-        demanded=DEMANDED,
+        renamed=SIZES,
+        rows=roberta_rows,
         parts=(LABELS, Part(read_roberta, write_roberta), Part(read_roberta_head)),
         ignored=(r"(roberta\.)?(embeddings\.position_ids|pooler\.dense\.\w+)",),
         copies={"lm_head.decoder.bias": "lm_head.bias"},
         base="roberta.",
-        older=OLDER,
-        not_implemented=("embedding_size",),
     )
 
 

@@ -12,6 +12,7 @@ from jaxformer.hub.families.llama import (
     ROTARY,
     epsilon,
     family,
+    head_dim,
     kv_heads,
     length,
     window,
@@ -125,6 +126,13 @@ def read_head_dim(options: Options) -> dict:
     return {}
 
 
+def widths(expert: int, shared: int | None = None) -> dict[str, Field]:
+    """Returns the options for the widths of an expert and of the shared expert, if there is one."""
+    own = {"moe_intermediate_size": Field("expert_dim", expert)}
+    shared_own = {"shared_expert_intermediate_size": Field("shared_expert_dim", shared)}
+    return own if shared is None else own | shared_own
+
+
 def chosen(default: int) -> dict[str, Field]:
     """Returns the option for the number of experts of a token, with its default."""
     return {"num_experts_per_tok": Field("experts_per_token", default)}
@@ -171,14 +179,7 @@ FAMILIES = (
         "Mixtral",
         (Rotary(1_000_000.0).part, EVERYWHERE, experts_part("num_local_experts", "num_experts", 8)),
         NORMS + ATTENTION + MIXTRAL,
-        renamed={
-            **kv_heads(8),
-            **length(131_072),
-            **epsilon(1e-5),
-            **WIDTH,
-            **chosen(2),
-            **window(None),
-        },
+        renamed=kv_heads(8) | length(131_072) | epsilon(1e-5) | WIDTH | chosen(2) | window(None),
         fixed={"normalize_router": True},
     ),
     family(
@@ -196,12 +197,7 @@ FAMILIES = (
         (layers_part(qwen2_types, Rotary(), QWEN_WINDOW), qwen_part(60)),
         NORMS + MAPS + EXPERTS + SHARED,
         renamed={
-            **kv_heads(16),
-            **length(32_768),
-            **NORMALIZES,
-            **chosen(4),
-            "moe_intermediate_size": Field("expert_dim", 1408),
-            "shared_expert_intermediate_size": Field("shared_expert_dim", 5632),
+            **(kv_heads(16) | length(32_768) | widths(1408, 5632) | NORMALIZES | chosen(4)),
             "qkv_bias": Field("query_key_value_bias", True),
         },
         fixed={"shared_expert_gate": True},
@@ -219,12 +215,8 @@ FAMILIES = (
         ),
         NORMS + MAPS + EXPERTS,
         renamed={
-            **kv_heads(4),
-            **length(32_768),
+            **(kv_heads(4) | length(32_768) | widths(768) | NORMALIZES | chosen(8)),
             **ATTENTION_BIAS,
-            **NORMALIZES,
-            **chosen(8),
-            "moe_intermediate_size": Field("expert_dim", 768),
         },
         fixed={"query_key_norm": "head"},
     ),
@@ -242,12 +234,7 @@ FAMILIES = (
         ),
         NORMS + ATTENTION + GPT_OSS,
         renamed={
-            **kv_heads(8),
-            **length(131_072),
-            **epsilon(1e-5),
-            **WIDTH,
-            **chosen(4),
-            "head_dim": Field("head_dim", 64),
+            **(kv_heads(8) | length(131_072) | head_dim(64) | epsilon(1e-5) | WIDTH | chosen(4)),
             "attention_bias": Field("query_key_value_bias+attention_output_bias", True),
         },
         fixed={

@@ -10,7 +10,9 @@ from jaxformer.hub.families.llama import (
     DIVISIBLE,
     MAPS,
     ROTARY,
+    TIED,
     family,
+    head_dim,
     kv_heads,
     length,
 )
@@ -38,13 +40,8 @@ FOUR_NORMS = table("""
 # Files of Gemma 1 say "gelu", but the model uses its tanh approximation.
 OLDER_GATES = {"gelu": "geglu_tanh", "silu": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 GATE = Field("activation", "gelu_pytorch_tanh", GATES)
-RENAMED = {
-    "head_dim": Field("head_dim", 256),
-    "tie_word_embeddings": Field("tie_embeddings", True),
-    **ATTENTION_BIAS,
-    **length(8192),
-    **kv_heads(4),
-}
+OLDER_GATE = Field("activation", "gelu_pytorch_tanh", OLDER_GATES)
+RENAMED = head_dim(256) | TIED | ATTENTION_BIAS | length(8192) | kv_heads(4)
 FIXED = {"norm": "rms_one_plus", "scale_embeddings": True}
 DEMANDED = {"use_bidirectional_attention": False}
 
@@ -82,11 +79,7 @@ FAMILIES = (
         "gemma",
         "Gemma",
         (ROTARY, unused("hidden_activation", because="the class reads hidden_act")),
-        renamed={
-            **RENAMED,
-            **kv_heads(16),
-            "hidden_act": Field("activation", "gelu_pytorch_tanh", OLDER_GATES),
-        },
+        renamed=RENAMED | kv_heads(16) | {"hidden_act": OLDER_GATE},
         fixed=FIXED,
         demanded=DEMANDED,
     ),

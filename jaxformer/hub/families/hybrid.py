@@ -6,13 +6,14 @@ has the gated delta rule, gated attention and mixtures of experts.
 
 from collections.abc import Callable
 
-from jaxformer.hub.families.experts import EXPERTS, SHARED, chosen, qwen_part
+from jaxformer.hub.families.experts import EXPERTS, SHARED, chosen, qwen_part, widths
 from jaxformer.hub.families.llama import (
     ATTENTION_BIAS,
     DENSE,
     FIXED,
     NORMS,
     family,
+    head_dim,
     kv_heads,
     length,
 )
@@ -164,9 +165,7 @@ FAMILIES = (
         {"Lfm2ForCausalLM": {}},
         {
             **{theirs: field for theirs, field in USUAL.items() if theirs != "intermediate_size"},
-            **kv_heads(8),
-            "head_dim": Field("head_dim", None),
-            "max_position_embeddings": Field("max_length", 128_000),
+            **(kv_heads(8) | head_dim(None) | length(128_000)),
             "norm_eps": Field("norm_epsilon", 1e-5),
             "conv_L_cache": Field("convolution_kernel_size", 3),
             "conv_bias": Field("convolution_bias", False),
@@ -195,14 +194,9 @@ FAMILIES = (
         ),
         NORMS + QWEN3_NEXT + DENSE + EXPERTS + SHARED,
         renamed={
-            **kv_heads(2),
-            **length(32_768),
+            **(kv_heads(2) | length(32_768) | head_dim(256) | widths(512, 512) | chosen(10)),
             **ATTENTION_BIAS,
-            **chosen(10),
-            "head_dim": Field("head_dim", 256),
             "linear_conv_kernel_dim": Field("convolution_kernel_size", 4),
-            "moe_intermediate_size": Field("expert_dim", 512),
-            "shared_expert_intermediate_size": Field("shared_expert_dim", 512),
             "norm_topk_prob": Field("normalize_router", True),
         },
         fixed={

@@ -59,6 +59,7 @@ SIZES = {
     "rms_norm_eps": Field("norm_epsilon", 1e-6),
     "tie_word_embeddings": Field("tie_embeddings", False),
 }
+TIED = {"tie_word_embeddings": Field("tie_embeddings", True)}
 ATTENTION_BIAS = {"attention_bias": Field("query_key_value_bias+attention_output_bias", False)}
 BIASES = ATTENTION_BIAS | {"mlp_bias": Field("feedforward_bias", False)}
 FIXED = {"norm": "rms", "activation": "swiglu", "positions": "rotary", "use_bias": False}
@@ -73,6 +74,11 @@ def kv_heads(default: int | None) -> dict[str, Field]:
 def length(default: int) -> dict[str, Field]:
     """Returns the option for the length, with its default."""
     return {"max_position_embeddings": Field("max_length", default)}
+
+
+def head_dim(default: int | None) -> dict[str, Field]:
+    """Returns the option for the width of a head, with its default."""
+    return {"head_dim": Field("head_dim", default)}
 
 
 def epsilon(default: float) -> dict[str, Field]:
@@ -219,12 +225,7 @@ FAMILIES = (
         "qwen3",
         "Qwen3",
         (QWEN,),
-        renamed={
-            **kv_heads(32),
-            **length(32_768),
-            **ATTENTION_BIAS,
-            "head_dim": Field("head_dim", 128),
-        },
+        renamed=kv_heads(32) | length(32_768) | head_dim(128) | ATTENTION_BIAS,
         fixed={"query_key_norm": "head"},
     ),
     family(
@@ -247,12 +248,7 @@ FAMILIES = (
         "smollm3",
         "SmolLM3",
         (Part(read_smollm3, write_smollm3),),
-        renamed={
-            **kv_heads(4),
-            **length(32_768),
-            **BIASES,
-            "tie_word_embeddings": Field("tie_embeddings", True),
-        },
+        renamed=kv_heads(4) | length(32_768) | TIED | BIASES,
     ),
     family(
         "phi3",

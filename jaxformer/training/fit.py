@@ -142,7 +142,10 @@ def _check_same(folder: RunFolder, config: RunConfig, objective: str) -> None:
 def _settings(
     folder: RunFolder, config: RunConfig, objective: str
 ) -> Iterator[tuple[str, object, object]]:
-    """Yields (name, value in the folder, value now) of settings; the next need equal values."""
+    """Yields (name, value in the folder, value now) of settings.
+
+    Stop at the first difference, because the settings after it cannot be compared.
+    """
     sections = folder.read_config("model", "training")
     yield "objective", sections.get("objective", "that of jaxformer train"), objective
     model = parse_kind(sections, folder.config)

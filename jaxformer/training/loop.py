@@ -18,19 +18,11 @@ from jaxformer.models.language_model import Variables
 from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
+from jaxformer.training import processes
 from jaxformer.training.batch import place_batch, placed_shapes, share_of
 from jaxformer.training.config import RunConfig
 from jaxformer.training.log import RunLog
 from jaxformer.training.optimizer import Schedule, make_optimizer
-from jaxformer.training.processes import (
-    Agreement,
-    Ended,
-    Interrupted,
-    are_several,
-    is_first,
-    stop_signal,
-    wait_for_all,
-)
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
 from jaxformer.training.speed import Clock, ScoringTime, profile, update_size, utilization
 from jaxformer.training.step import CompiledStep, Measured, init_on, make_step, memory_line, width
@@ -86,7 +78,7 @@ class Training:
         self.step = 0
         self._clock, self._has_base = Clock(), base is not None
         self._scoring = ScoringTime(task, config.evaluate_every)
-        self._agreement = Agreement(self._clock)
+        self._agreement = processes.Agreement(self._clock)
         self._rate: float | None = None  # of the last update
         self._unfinished: Measured | None = None  # of the last update
         self._skipped = 0  # number of consecutive skipped updates, up to the last one
@@ -102,17 +94,17 @@ class Training:
             self.state = jax.device_put(self.state.restored(self.step, *parts), where)
             self.batches.restore(progress["data"])
             self._clock.trained = progress.get("seconds", 0.0)
-            self._agreement = Agreement(self._clock, self.step)
+            self._agreement = processes.Agreement(self._clock, self.step)
             self._rate = progress.get("learning_rate")
-            wait_for_all("until the checkpoint is read")
-            for path in self.checkpoints.set_aside_after(self.step) if is_first() else ():
+            processes.wait_for_all("until the checkpoint is read")
+            for path in self.checkpoints.set_aside_after(self.step) if processes.is_first() else ():
                 self.screen.say(f"warning: a newer checkpoint is unreadable; it is moved to {path}")
             self.screen.say(f"resuming from the checkpoint of step {self.step}")
         else:
             self.screen.say("no checkpoint yet: starting from the beginning")
-        if is_first():
+        if processes.is_first():
             self.folder.cut_after(self.step)
-        wait_for_all("until later checkpoints are put aside")
+        processes.wait_for_all("until later checkpoints are put aside")
 
     def save(self) -> None:
         """Saves a checkpoint of this step, in the background.
@@ -155,7 +147,7 @@ class Training:
             steps = self._compile()
             traced = profile(self.folder.profile, self.config.profile, self.screen.say)
             bar = progress(self.screen, self.config.steps)
-            with traced as updated, stop_signal() as self._stop, bar as self._show:
+            with traced as updated, processes.stop_signal() as self._stop, bar as self._show:
                 self._show(self.step, self.done, "")
                 if self.log.owes(self.step):  # the run stopped between saving and evaluating
                     self.evaluate(whole=False)
@@ -263,16 +255,18 @@ class Training:
                 self.screen.say(f"warning: {what}; this update is skipped")
         return lines
 
-    def _diverged(self, what: str) -> Ended:
+    def _diverged(self, what: str) -> processes.Ended:
         self.writer.wait()
-        return Ended(f"{what}; {self.checkpoints.last()}. A smaller --learning-rate may help")
+        return processes.Ended(
+            f"{what}; {self.checkpoints.last()}. A smaller --learning-rate may help"
+        )
 
     def _end(self, signal: Signals) -> NoReturn:
         """Saves this step and ends the run because of a signal."""
         self.save()
         self.writer.wait()
         by = "" if signal == SIGINT else f" by {signal.name}"
-        raise Interrupted(
+        raise processes.Interrupted(
             signal, f"stopped{by} at step {self.step}, which is saved; {self._next_step}"
         )
 
@@ -308,7 +302,7 @@ class Training:
         with bar if whole else nullcontext(lambda count: None) as show:
 
             def scored(count: int) -> None:
-                if (signal := self._stop()) and not are_several():
+                if (signal := self._stop()) and not processes.are_several():
                     self._end(signal)
                 show(count)
 

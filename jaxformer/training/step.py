@@ -1,4 +1,4 @@
-"""The training step: one jitted function that accumulates gradients and applies the optimizer."""
+"""The training step: its state, its shardings, and the jitted function that makes an update."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator

@@ -270,7 +270,7 @@ BUGS = (
     Bug(
         "a signal waits for the evaluation to finish",
         "training.loop:Training._score",
-        inside("are_several", gives(True)),
+        inside("processes.are_several", gives(True)),
         "cli/test_signals.py::test_the_step_is_saved_and_scored_when_the_run_goes_on",
     ),
     Bug(

@@ -99,14 +99,14 @@ def _translation(model: ModelConfig) -> PairTraining:
 
 
 def _shakespeare(
-    model: dict[str, Any],
+    model: ModelConfig,
     steps: int,
     batch_size: int,
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> TextTraining:
     """Returns a run on bytes with nanoGPT's settings for Tiny Shakespeare (its README)."""
     return TextTraining(
-        model=configs.DecoderConfig(use_bias=False, vocab_size=257, **model),
+        model=model,
         execution=execution,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
         steps=steps,
@@ -121,6 +121,13 @@ _PEGASUS: dict[str, Any] = {"positions": "sinusoidal_halves", "scale_embeddings"
 _SENTENCES = {"vocab_size": 5000, "max_length": 256, "dropout": 0.2}
 _FOUR_LAYERS: dict[str, Any] = {"num_layers": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256}
 _FOUR_LAYERS |= {"activation": "relu"}
+_TRANSLATOR = configs.EncoderDecoderConfig(**_SENTENCES, **_PEGASUS, **_FOUR_LAYERS)
+_LSTM_TRANSLATOR = configs.RecurrentEncoderDecoderConfig(**_SENTENCES, num_layers=2, embed_dim=192)
+_BYTES: dict[str, Any] = {"vocab_size": 257, "use_bias": False}
+_FOR_CPU = configs.DecoderConfig(**_BYTES, max_length=64, num_layers=4, embed_dim=128, num_heads=4)
+_FOR_GPU = configs.DecoderConfig(
+    **_BYTES, max_length=256, num_layers=6, embed_dim=384, num_heads=6, dropout=0.2
+)
 
 RUNS: dict[str, dict[str, TrainingConfig]] = {
     "stdlib": {
@@ -131,12 +138,8 @@ RUNS: dict[str, dict[str, TrainingConfig]] = {
         "convolutional": _stdlib(_WAVENET, 8e-3),
     },
     "translation": {
-        "encoder-decoder": _translation(
-            configs.EncoderDecoderConfig(**_SENTENCES, **_PEGASUS, **_FOUR_LAYERS)
-        ),
-        "recurrent-encoder-decoder": _translation(
-            configs.RecurrentEncoderDecoderConfig(**_SENTENCES, num_layers=2, embed_dim=192)
-        ),
+        "encoder-decoder": _translation(_TRANSLATOR),
+        "recurrent-encoder-decoder": _translation(_LSTM_TRANSLATOR),
     },
     "tiny": {
         "decoder": _tiny(configs.DecoderConfig(**_SMALL, num_heads=2)),
@@ -147,20 +150,9 @@ RUNS: dict[str, dict[str, TrainingConfig]] = {
         "recurrent-encoder-decoder": _tiny(configs.RecurrentEncoderDecoderConfig(**_SMALL)),
     },
     "shakespeare": {
-        "decoder": _shakespeare(
-            {"max_length": 64, "num_layers": 4, "embed_dim": 128, "num_heads": 4},
-            steps=2000,
-            batch_size=12,
-            execution=_UNROLLED,
-        )
+        "decoder": _shakespeare(_FOR_CPU, steps=2000, batch_size=12, execution=_UNROLLED)
     },
-    "shakespeare-gpu": {
-        "decoder": _shakespeare(
-            {"max_length": 256, "num_layers": 6, "embed_dim": 384, "num_heads": 6, "dropout": 0.2},
-            steps=5000,
-            batch_size=64,
-        )
-    },
+    "shakespeare-gpu": {"decoder": _shakespeare(_FOR_GPU, steps=5000, batch_size=64)},
 }
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, ArrayLike, Float, Int, PRNGKeyArray
+from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.explicit_axes import in_auto_axes
@@ -25,6 +25,7 @@ from jaxformer.training.batch import AnyBatch
 from jaxformer.training.objectives import (
     CrossEntropy,
     Objective,
+    Scalar,
     Sums,
     check_batch,
     check_objective,
@@ -207,7 +208,8 @@ class Measured(NamedTuple):
         return self.figures["loss"]
 
 
-Step = Callable[[TrainState, AnyBatch, ArrayLike], tuple[TrainState, Measured]]
+Updated = tuple[TrainState, Measured]  # the result of an update
+Step = Callable[[TrainState, AnyBatch, ArrayLike], Updated]
 _Accumulated = tuple[Sums, dict]  # (the sums of the objective, the gradient)
 
 
@@ -243,9 +245,7 @@ def make_step(
     check_objective(objective)
 
     @in_auto_axes
-    def loss_of(
-        params: dict, batch: AnyBatch, key: PRNGKeyArray, inverse_count: Float[Array, ""]
-    ) -> Sums:
+    def loss_of(params: dict, batch: AnyBatch, key: PRNGKeyArray, inverse_count: Scalar) -> Sums:
         sums = objective.scaled_loss(model, params, batch, key, inverse_count)
         return check_sums(objective, sums)
 
@@ -269,9 +269,7 @@ def make_step(
         return sums
 
     @partial(jax.jit, donate_argnums=0)
-    def step(
-        state: TrainState, batch: AnyBatch, learning_rate: ArrayLike = 1.0
-    ) -> tuple[TrainState, Measured]:
+    def step(state: TrainState, batch: AnyBatch, learning_rate: ArrayLike = 1.0) -> Updated:
         key = jax.random.fold_in(state.key, state.step)
         (loss, figures), gradients = accumulate(state.params, batch, key)
         trainable, frozen = partition(state.params)
@@ -301,7 +299,7 @@ def _update(
     state: optax.OptState,
     params: optax.Params,
     *,
-    value: Float[Array, ""],
+    value: Scalar,
 ) -> tuple[optax.Updates, optax.OptState]:
     """Calls the optimizer's update, with the loss if it takes extra arguments.
 
@@ -324,7 +322,7 @@ def _update(
 
 def updates(
     step: Step[AnyBatch], state: TrainState, batches: Iterable[AnyBatch], rates: Iterable[float]
-) -> Iterator[tuple[TrainState, Measured]]:
+) -> Iterator[Updated]:
     """Runs updates until the batches or the learning rates end.
 
     Args:
@@ -391,9 +389,7 @@ class CompiledStep:
                 self._programs[shapes] = self._step.lower(state, batch, rate).compile()
         return self._programs[shapes]
 
-    def __call__(
-        self, state: TrainState, batch: AnyBatch, rate: np.float32
-    ) -> tuple[TrainState, Measured]:
+    def __call__(self, state: TrainState, batch: AnyBatch, rate: np.float32) -> Updated:
         """Makes one update."""
         return self.compile(state, batch)(state, batch, rate)
 

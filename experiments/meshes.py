@@ -3,6 +3,7 @@
     python experiments/meshes.py
     python experiments/meshes.py --kinds decoder --meshes fsdp=8 data=2,fsdp=2,tensor=2
     python experiments/meshes.py --kinds mixtral lfm2 --steps 100 --meshes data=2,expert=4 data=8
+    python experiments/meshes.py --kinds qwen3-next --steps 100 --control
     python experiments/meshes.py --exchanges         # the collectives of each compiled step
     python experiments/meshes.py --processes 2       # two processes of four devices each
 
@@ -10,6 +11,10 @@ The devices are simulated on the CPU. For each kind of model and each mesh it co
 the gradient of the first batch, greedy generation, and beam search with 4 beams. Some kinds are
 decoders with the layers of a published family. Only models with experts run on meshes with the axis
 "expert".
+
+Routers choose experts, so a difference of one rounding can become another choice. With `--control`,
+one device also trains the weights after each was changed by about a rounding. A mesh that differs
+by no more computes the same as one device.
 """
 
 import itertools
@@ -120,12 +125,26 @@ def batch_of(config) -> Batch:
     )
 
 
-def trained(kind: str, mesh, steps: int):
-    """Returns (losses of all updates, the gradient of the first batch, generated tokens)."""
+def rounded(params):
+    """Returns the parameters, each changed by about a rounding of float32."""
+    random = np.random.default_rng(0)
+    return jax.tree.map(lambda x: x * np.float32(1 + 1e-7 * random.normal(size=x.shape)), params)
+
+
+def trained(kind: str, mesh, steps: int, change=lambda params: params):
+    """Returns (losses of all updates, the gradient of the first batch, generated tokens).
+
+    Args:
+        kind: the name of a config.
+        mesh: the mesh; None: one device.
+        steps: the number of updates.
+        change: changes the first parameters.
+    """
     config = CONFIGS[kind]
     model, optimizer, batch = jf.build(config), make_optimizer(RECIPE), batch_of(config)
     if mesh is None:
         start = jax.jit(lambda: init_state(model, optimizer, 0))()
+        start = start._replace(params=change(start.params))
     else:
         start, batch = init_on(mesh, model, optimizer, 0), place_batch(batch, mesh)
 
@@ -212,6 +231,7 @@ def main():
     parser.add_argument("--kinds", nargs="+", choices=CONFIGS, default=list(KINDS))
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     parser.add_argument("--steps", type=at_least(1), default=STEPS, help="number of updates")
+    parser.add_argument("--control", action="store_true", help="change the weights by a rounding")
     parser.add_argument("--odd", action="store_true", help="use sizes that 2 does not divide")
     parser.add_argument("--exchanges", action="store_true", help="only the decoder's collectives")
     parser.add_argument("--processes", type=int, choices=(1, 2, 4), default=1)
@@ -238,6 +258,10 @@ def main():
         one = trained(kind, None, arguments.steps)
         has_experts = getattr(CONFIGS[kind], "has_experts", False)
         print(f"{kind}: {parameter_count(CONFIGS[kind]):,} parameters", flush=True)
+        if arguments.control:
+            found = difference(one, trained(kind, None, arguments.steps, rounded))
+            figures.append({"kind": kind, "mesh": "one device, rounded", **found})
+            print(f"  {'one device, rounded':24} losses {found['losses']}", flush=True)
         for name, mesh in meshes.items():
             if mesh.shape["expert"] > 1 and not has_experts:
                 continue

@@ -16,8 +16,7 @@ from jaxformer.artifacts.tokenizer import (
     report_of,
     spelled_tokens,
 )
-from jaxformer.cli.flags import Switch, positional
-from jaxformer.cli.train_arguments import IgnoredOptions, Selection
+from jaxformer.cli.flags import IgnoredOptions, Switch, positional
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.runtime import start_jax
@@ -217,12 +216,13 @@ def usable_generation(
     return generation
 
 
-def open_base(source: str, selection: Selection) -> Base:
+def open_base(source: str, model: str | None, preset: str | None) -> Base:
     """Opens the checkpoint that --from names.
 
     Args:
         source: The value of --from.
-        selection: The arguments that `read_selection` found.
+        model: The value of --model, or None.
+        preset: The value of --preset, or None.
 
     Raises:
         ValueError: There is no such checkpoint, it is not of the kind that --model names, or it
@@ -235,9 +235,9 @@ def open_base(source: str, selection: Selection) -> Base:
     stored = opened(path)
     check_head(path, stored.config, stored.family)
     kind = kind_of(stored.config)
-    if selection.model not in (None, kind):
-        raise ValueError(f"--model is {selection.model!r}, but {path} is of kind {kind}")
-    training = fine_tuning(kind, stored.config, selection.named_preset)
+    if model not in (None, kind):
+        raise ValueError(f"--model is {model!r}, but {path} is of kind {kind}")
+    training = fine_tuning(kind, stored.config, preset)
     if stored.tokenizer is not None:
         training = replace(training, parse_special=stored.tokenizer.parses_special)
         if isinstance(training, PairTraining):

@@ -35,6 +35,8 @@ def positional(placeholder: str) -> Spelling:
 
 Switch = Annotated[bool, Spelling(has_negation=False)]
 OutFile = Annotated[Path | None, Spelling(short="-o")]
+# Names of options, one for each --ignore-generation-config.
+IgnoredOptions = Annotated[tuple[str, ...], Spelling(placeholder="NAME", is_repeated=True)]
 
 
 def check_out(out: Path | None, suffix: str) -> None:

@@ -27,6 +27,7 @@ from jaxformer.cli.train_arguments import (
 from jaxformer.models.config import kind_of
 from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.config.model import ModelConfig
+from jaxformer.models.config.needs import flag_of
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 from jaxformer.training.config import Inputs, MeshSizes, TrainingConfig
@@ -84,7 +85,8 @@ def _resume(selection: Selection, argv: list[str]) -> int:
 
 def _start(selection: Selection, argv: list[str]) -> int:
     """Starts a run in a new folder."""
-    base = None if selection.base is None else open_base(selection.base, selection)
+    model, named, source = selection.model, selection.named_preset, selection.base
+    base = None if source is None else open_base(source, model, named)
     preset = training_preset(selection.preset, selection.kind) if base is None else base.training
     kind = kind_of(preset.model)
     default = TrainArguments(preset, base=selection.base, kind=kind, preset=selection.preset)
@@ -239,7 +241,7 @@ def _shared_settings(config: TrainingConfig) -> dict[str, object]:
     """
     from jax import __version__
 
-    flags = {f"--{name.replace('_', '-')}": x for name, x in field_values(config).items()}
+    flags = {flag_of(name): x for name, x in field_values(config).items()}
     return {**flags, "--model": kind_of(config.model), "the version of JAX": __version__}
 
 

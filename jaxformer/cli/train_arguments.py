@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.arguments import read_given, split, values_of
-from jaxformer.cli.flags import Spelling, Switch, field_values, flags_of, positional
+from jaxformer.cli.flags import IgnoredOptions, Spelling, Switch, field_values, flags_of, positional
 from jaxformer.cli.help import asks_for_help
 from jaxformer.models.config import KINDS
-from jaxformer.models.config.needs import Needs, is_given
+from jaxformer.models.config.needs import Needs, flag_of, is_given
 from jaxformer.training.config import (
     RESUMABLE,
     Inputs,
@@ -28,9 +28,6 @@ from jaxformer.training.presets import kinds_of, training_preset, usual_preset
 # The flags that --help lists. --help-all lists all flags.
 MAIN_FLAGS = ("--model", "--preset", "--from", "--out", "--resume", "--steps", "--minutes")
 MAIN_FLAGS += ("--learning-rate", "--num-layers", "--embed-dim")
-
-# Names of options, one for each --ignore-generation-config.
-IgnoredOptions = Annotated[tuple[str, ...], Spelling(placeholder="NAME", is_repeated=True)]
 
 
 @dataclass(frozen=True)
@@ -136,9 +133,9 @@ def check_unchanged(folder: RunFolder, old: TrainingConfig, arguments: TrainArgu
     changed = differences(old, arguments.training)
     refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
     for name, (before, after) in refused.items():
-        accepted = ", ".join("--" + field.replace("_", "-") for field in RESUMABLE)
+        accepted = ", ".join(map(flag_of, RESUMABLE))
         raise ValueError(
-            f"--{name.replace('_', '-')} is {after}, but the run in {folder.path} was started with "
+            f"{flag_of(name)} is {after}, but the run in {folder.path} was started with "
             f"{before}; when resuming only {accepted} may change"
         )
     if "steps" in changed and arguments.training.steps is not None:

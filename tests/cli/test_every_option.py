@@ -6,6 +6,7 @@ and command lines with which it is refused, because nothing would read it.
 """
 
 import keyword
+from contextlib import nullcontext
 from importlib import import_module
 from types import SimpleNamespace
 
@@ -251,11 +252,11 @@ def test_evaluating_an_encoder_refuses_options_of_next_tokens():
             evaluate._hidden((None, None, None, arguments, None), [])
 
 
-def test_explaining_a_decoder_refuses_options_of_translations():
+def test_explaining_a_decoder_refuses_options_of_translations(monkeypatch):
     model = SimpleNamespace(config=DecoderConfig())
-    arguments = explain.ExplainArguments("x", "a text", ignore_generation_config=("top_k",))
+    monkeypatch.setattr(explain, "load_model", lambda _: nullcontext((model, {}, object())))
     with pytest.raises(ValueError, match=r"has no effect here.*model that translates"):
-        explain._page((model, {}, object()), arguments)
+        explain.main(["x", "a text", "--ignore-generation-config", "top_k"])
 
 
 def test_unused_values_of_a_preset_are_accepted(parsed):

@@ -8,10 +8,11 @@ import hashlib
 import io
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from types import ModuleType
 from typing import NamedTuple, Protocol
 
@@ -69,7 +70,7 @@ def suffix_of(name: str) -> str:
 
 
 @contextmanager
-def open_stream(path: str) -> Iterator[Stream]:
+def _open(path: str) -> Iterator[Stream]:
     """Opens a file of bytes; .gz and .zst are decompressed, up to a multiple of their size.
 
     Raises:
@@ -90,7 +91,31 @@ def open_stream(path: str) -> Iterator[Stream]:
         raise NotText(f"{path}: {(error.strerror or str(error)).lower()}") from None
 
 
-def read_piece(file: Stream) -> tuple[bytes, Exception | None]:
+def read_pieces(path: str) -> Generator[bytes, None, None]:
+    """Yields the bytes of a file in pieces of PIECE_BYTES, of which only the last may be smaller.
+
+    Raises:
+        NotText: The file cannot be opened, or nothing of it can be read.
+        ValueError: The file is damaged after its beginning. The message names the line.
+    """
+    line, begun = 1, False
+    with _open(path) as file:
+        while True:
+            data, error = _read_piece(file)
+            line, begun = line + data.count(b"\n"), begun or bool(data)
+            if isinstance(error, _TooLarge):
+                raise error
+            if error is not None:
+                problem = getattr(error, "strerror", None) or str(error)
+                if begun:
+                    raise ValueError(f"{path}: damaged at line {line}: {problem}") from None
+                raise NotText(f"{path}: {problem.lower()}") from None
+            if not data:
+                return
+            yield data
+
+
+def _read_piece(file: Stream) -> tuple[bytes, Exception | None]:
     """Reads PIECE_BYTES of a file, fewer only at its end or before an error.
 
     Returns:
@@ -116,39 +141,17 @@ def read_lines(path: str) -> Iterator[bytes]:
         NotText: The file cannot be opened.
         ValueError: The file is damaged. The message names the line.
     """
-    number, rest, more = 0, [b""], True  # a list, so that a long line is joined only once
-    with open_stream(path) as file:
-        while more:
-            data, error = read_piece(file)
-            head, *lines = data.split(b"\n")
-            rest.append(head)
-            for line in lines:
-                whole = b"".join(rest)
-                yield whole if number else whole.removeprefix(_BYTE_ORDER_MARK)
-                number, rest = number + 1, [line]
-            if error is not None:
-                raise damaged(path, f"line {number + 1}", number or any(rest), error) from None
-            more = bool(data)
+    number, rest = 0, [b""]  # a list, so that a long line is joined only once
+    for data in read_pieces(path):
+        head, *lines = data.split(b"\n")
+        rest.append(head)
+        for line in lines:
+            whole = b"".join(rest)
+            yield whole if number else whole.removeprefix(_BYTE_ORDER_MARK)
+            number, rest = number + 1, [line]
     whole = b"".join(rest)
     if whole := (whole if number else whole.removeprefix(_BYTE_ORDER_MARK)):
         yield whole
-
-
-def damaged(path: str, where: str, begun: object, error: Exception) -> ValueError:
-    """Returns the error to raise for a failed read of a file.
-
-    Args:
-        path: The file.
-        where: The place of the damage, such as "line 3".
-        begun: Whether anything was read. If not, the error is `NotText`.
-        error: The exception of the read.
-    """
-    if isinstance(error, _TooLarge):
-        return error
-    problem = getattr(error, "strerror", None) or str(error)
-    if begun:
-        return ValueError(f"{path}: damaged at {where}: {problem}")
-    return NotText(f"{path}: {problem.lower()}")
 
 
 def needed(package: str, what: str, extra: str) -> ModuleType:
@@ -291,33 +294,26 @@ class TextFile(_Read, File):
             ValueError: The compressed file is damaged. The message names the line.
         """
         decoder = codecs.getincrementaldecoder("utf-8")()
-        at, lines, begun, empty = 0, 1, False, True
-        with open_stream(self.path) as file:
-            while True:
-                data, error = read_piece(file)
-                if error is not None:
-                    line = lines + data.count(b"\n")
-                    raise damaged(self.path, f"line {line}", at or data, error) from None
-                if b"\0" in data:
-                    raise NotText(f"{self.path}: not a text file (it has NUL bytes)")
-                pending = len(decoder.getstate()[0])
-                try:
-                    text = decoder.decode(data, final=not data)
-                except UnicodeDecodeError as error:
-                    place, byte = at - pending + error.start, error.object[error.start]
-                    raise NotText(
-                        f"{self.path}: not UTF-8 text (byte {place} is 0x{byte:02x})"
-                    ) from None
-                if text and not begun:
-                    begun, text = True, text.removeprefix("\ufeff")
-                if text:
-                    empty = False
-                    yield text
-                if not data:
-                    if empty:
-                        raise NotText(f"{self.path}: the file is empty")
-                    return
-                at, lines = at + len(data), lines + data.count(b"\n")
+        at, begun, is_empty = 0, False, True
+        for data in chain(read_pieces(self.path), (b"",)):
+            if b"\0" in data:
+                raise NotText(f"{self.path}: not a text file (it has NUL bytes)")
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(data, final=not data)
+            except UnicodeDecodeError as error:
+                place, byte = at - pending + error.start, error.object[error.start]
+                raise NotText(
+                    f"{self.path}: not UTF-8 text (byte {place} is 0x{byte:02x})"
+                ) from None
+            if text and not begun:
+                begun, text = True, text.removeprefix("\ufeff")
+            if text:
+                is_empty = False
+                yield text
+            at += len(data)
+        if is_empty:
+            raise NotText(f"{self.path}: the file is empty")
 
 
 AnyDocument = Document | TextFile | Excerpt

@@ -232,9 +232,12 @@ class PairBatches(Iterator[Batch[np.ndarray]]):
         self._bucket = np.searchsorted(self.widths, lengths)
         self._pairs, self._tokens, self._end, self._seed = pairs, tokens, end_of_text, seed
         self._start, self._accumulate = end_of_text if start is None else start, accumulate
-        self._multiple, self._share = multiple, share
-        for bucket in range(len(self.widths)):
-            share.rows(self._places(bucket))
+        # Of a micro-batch of each bucket: the number of pairs, and of rows including padding.
+        self._num_pairs = [max(1, tokens // width) for width in self.widths]
+        self._num_rows = [-(-number // multiple) * multiple for number in self._num_pairs]
+        self._share = share
+        for number in self._num_rows:
+            share.rows(number)
         self.epoch, self._place = 0, 0
         self._plan = self._plan_of(0)
 
@@ -256,12 +259,8 @@ class PairBatches(Iterator[Batch[np.ndarray]]):
 
     def shapes(self) -> list[Batch[jax.ShapeDtypeStruct]]:
         """Returns the shape of a batch of each width."""
-        shapes = []
-        for bucket, width in enumerate(self.widths):
-            shape = (self._accumulate, self._places(bucket) // self._share.count, width)
-            ids, weights = (jax.ShapeDtypeStruct(shape, x) for x in (np.int32, np.float32))
-            shapes.append(Batch(ids, ids, weights, ids, ids, ids))
-        return shapes
+        empty = (self._batch(bucket, []) for bucket in range(len(self.widths)))
+        return [jax.eval_shape(lambda x: x, batch) for batch in empty]
 
     def state(self) -> dict[str, Any]:
         """Returns the position of the iterator, for JSON."""
@@ -283,14 +282,6 @@ class PairBatches(Iterator[Batch[np.ndarray]]):
         sizes = {"pairs": len(self._pairs), "tokens": self._tokens, "seed": self._seed}
         return {**sizes, "widths": list(self.widths), "accumulate": self._accumulate}
 
-    def _rows(self, bucket: int) -> int:
-        """Returns the number of pairs in a micro-batch of a bucket."""
-        return max(1, self._tokens // self.widths[bucket])
-
-    def _places(self, bucket: int) -> int:
-        """Returns the number of rows in a micro-batch of a bucket, including padding."""
-        return -(-self._rows(bucket) // self._multiple) * self._multiple
-
     def _plan_of(self, epoch: int) -> list[tuple[int, list[int]]]:
         """Returns (bucket, numbers of the pairs) of each batch of an epoch, in order."""
         words = np.random.Philox(np.random.SeedSequence([self._seed, epoch]))
@@ -300,14 +291,14 @@ class PairBatches(Iterator[Batch[np.ndarray]]):
         for index in order:
             bucket = self._bucket[index]
             filling[bucket].append(int(index))
-            if len(filling[bucket]) == self._accumulate * self._rows(bucket):
+            if len(filling[bucket]) == self._accumulate * self._num_pairs[bucket]:
                 plan.append((int(bucket), filling[bucket]))
                 filling[bucket] = []
         return plan + [(bucket, rest) for bucket, rest in enumerate(filling) if rest]
 
     def _batch(self, bucket: int, chosen: list[int]) -> Batch[np.ndarray]:
         """Returns a batch [accumulate, rows, width]. Rows without a pair are padding."""
-        places, pairs = self._places(bucket), self._rows(bucket)
+        places, pairs = self._num_rows[bucket], self._num_pairs[bucket]
         rows = self._share.rows(places, self._accumulate)
         shape = (len(rows), self.widths[bucket])
         inputs, targets, source, real, source_real = np.zeros((5, *shape), np.int32)

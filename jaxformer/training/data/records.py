@@ -4,11 +4,12 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from jaxformer.models.config.needs import Need
 from jaxformer.training.data import documents
-from jaxformer.training.data.documents import HUB, Document, File, NotText, Source, Stream, TextFile
+from jaxformer.training.data.documents import HUB, Document, File, NotText, Source, TextFile
 
 _ROWS = 256  # rows of a table in memory at a time
 _MOST_PIECES = 256  # pieces of 1 MiB: the largest .json list
@@ -91,24 +92,14 @@ class JsonArray(JsonLines):
             NotText: The first entry is no such object, the list is larger than 256 MiB, or the
                 file holds anything else.
         """
-        with documents.open_stream(self.path) as file:
-            data, error = documents.read_piece(file)
-            first = data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-            if error is not None or first != b"[":
-                yield from JsonLines.documents(self)
-                return
-            records = self._records(data, file)
-        for number, record in enumerate(records, 1):
-            yield self._of_object(record, f"record {number}", number)
-
-    def _records(self, data: bytes, file: Stream) -> list:
-        parts = [data]
-        while parts[-1] and len(parts) <= _MOST_PIECES:
-            part, error = documents.read_piece(file)
-            if error is not None:
-                raise documents.damaged(self.path, "its end", True, error)
-            parts.append(part)
-        if parts[-1]:
+        pieces = documents.read_pieces(self.path)
+        first = next(pieces, b"")
+        if not first.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+            pieces.close()
+            yield from JsonLines.documents(self)
+            return
+        parts = [first, *islice(pieces, _MOST_PIECES)]
+        if len(parts) > _MOST_PIECES:
             raise NotText(
                 f"{self.path}: a .json list may have at most 256 MiB; convert it to .jsonl"
             )
@@ -118,7 +109,8 @@ class JsonArray(JsonLines):
             raise NotText(f"{self.path}: not valid JSON: {error}") from None
         if not records:
             raise NotText(f"{self.path}: the list is empty")
-        return records
+        for number, record in enumerate(records, 1):
+            yield self._of_object(record, f"record {number}", number)
 
 
 class Parquet(Records):

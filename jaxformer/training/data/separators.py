@@ -99,14 +99,11 @@ def _has_separators(file: TextFile) -> bool:
 def _spells_name(path: str) -> bool:
     """Returns whether the bytes of a file hold any of the names."""
     names, rest = re.compile("|".join(map(re.escape, _NAMES)).encode()), b""
-    with documents.open_stream(path) as file:
-        while True:
-            data, error = documents.read_piece(file)
-            if names.search(rest + data):
-                return True
-            if error is not None or not data:
-                return False
-            rest = data[-4 * _LONGEST :]
+    for data in documents.read_pieces(path):
+        if names.search(rest + data):
+            return True
+        rest = data[-4 * _LONGEST :]
+    return False
 
 
 def divided(parts: Iterable[str], *, inline: bool) -> Iterator[tuple[str, str | None]]:

@@ -99,7 +99,7 @@ def write_tokens(
     unfinished, journal = Path(f"{path}.unfinished"), Path(f"{path}.unfinished.json")
     done = _Progress.read(journal, header, unfinished)
     with unfinished.open("r+b" if done.groups else "wb") as file:
-        file.truncate(_ids_offset(header) + done.num_tokens * np.dtype(header["dtype"]).itemsize)
+        file.truncate(_size(header, done.num_tokens))
         for progress, ids, starts in _encode(documents, tokenizer, after, done):
             file.seek(_HEADER_BYTES + done.num_documents * _START_BYTES)
             np.asarray(done.num_tokens + starts, header["starts"]).tofile(file)
@@ -160,6 +160,11 @@ def _ids_offset(header: dict[str, Any]) -> int:
     return _HEADER_BYTES + _START_BYTES * header["num_documents"]
 
 
+def _size(header: dict[str, Any], num_tokens: int) -> int:
+    """Returns the number of bytes of a file up to the end of a number of ids."""
+    return _ids_offset(header) + np.dtype(header["dtype"]).itemsize * num_tokens
+
+
 def _describe(
     documents: Iterable[AnyDocument], tokenizer: Tokenizer, after: Sequence[int]
 ) -> dict[str, Any]:
@@ -199,7 +204,7 @@ class _Progress(NamedTuple):
         try:
             content = json.loads(journal.read_text())
             done = cls(**{name: content[name] for name in cls._fields})
-            needed = _ids_offset(header) + done.num_tokens * np.dtype(header["dtype"]).itemsize
+            needed = _size(header, done.num_tokens)
             if content["header"] == header and unfinished.stat().st_size >= needed:
                 return done
         except (OSError, ValueError, KeyError, TypeError):
@@ -281,8 +286,8 @@ def _read_header(path: str | Path) -> dict[str, Any] | None:
     try:
         with open(path, "rb") as file:
             header = json.loads(file.read(_HEADER_BYTES))
-            size = _ids_offset(header) + np.dtype(header["dtype"]).itemsize * header["num_tokens"]
             is_ours = header["format"] == _FORMAT and header["dtype"] in _DTYPES
+            size = _size(header, header["num_tokens"])
             if is_ours and os.fstat(file.fileno()).st_size == size:
                 return header
     except (OSError, ValueError, KeyError, TypeError):

@@ -85,7 +85,7 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
 
     def shapes(self) -> list[Batch[jax.ShapeDtypeStruct]]:
         """Returns the only shape of batch."""
-        return [jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._read(0))]
+        return [jax.eval_shape(lambda x: x, self._read(0))]
 
     def state(self) -> dict[str, Any]:
         """Returns the number of batches so far and a description of the data, for JSON.

@@ -41,7 +41,7 @@ class NumberedBatches(Iterator[AnyBatch]):
 
     def shapes(self) -> list[AnyBatch]:
         """Returns the shape of the first batch. Further shapes are compiled when they come."""
-        return [jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), self._read(0))]
+        return [jax.eval_shape(lambda x: x, self._read(0))]
 
     def state(self) -> dict[str, Any]:
         """Returns the position of the iterator, for JSON."""

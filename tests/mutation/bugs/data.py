@@ -12,7 +12,7 @@ PACKING, PARALLEL = "training/data/test_packing.py", "training/data/test_paralle
 SEPARATORS = "training/data/test_separators.py"
 TOKENS, WINDOWS = "training/data/test_tokens.py", "training/data/test_windows.py"
 
-WRITTEN = '_ids_offset(header) + done.num_tokens * np.dtype(header["dtype"]).itemsize'
+WRITTEN = "_size(header, done.num_tokens)"
 
 
 def of_one_batch(rows):

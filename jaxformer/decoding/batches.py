@@ -20,7 +20,7 @@ from jaxformer.models.rows import batch_bucket, power_of_two, with_batch_size
 # prompts, because reading 2¹⁴ of them takes more memory than small caches do.
 BATCH_BYTES, BATCH_TOKENS = 2**30, 2**14
 
-Prompts = Sequence[Int[np.ndarray, " length"]]
+Texts = Sequence[Int[np.ndarray, " length"]]  # rows of ids
 
 
 class Batch(NamedTuple):
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
     rows: Int[np.ndarray, " rows"]
     batch_size: int
-    prompts: Prompts
+    prompts: Texts
     source: Any
     width: int
 
@@ -46,12 +46,12 @@ class Batch(NamedTuple):
         return self.rows[: self.batch_size]
 
 
-def one_batch(prompts: Prompts, source: Any, rows: int) -> Batch:
+def one_batch(prompts: Texts, source: Any, rows: int) -> Batch:
     """Returns all prompts as one batch of `rows` rows, in the order given."""
     return _batch(prompts, source, np.arange(len(prompts)), rows)
 
 
-def batches_of(prompts: Prompts, source: Any, most: int) -> list[Batch]:
+def batches_of(prompts: Texts, source: Any, most: int) -> list[Batch]:
     """Returns batches of at most `most` prompts, all filled up to the same number of rows.
 
     Several batches have the shortest prompts and sources first. A single one has the order given.
@@ -66,7 +66,7 @@ def batches_of(prompts: Prompts, source: Any, most: int) -> list[Batch]:
     return [_batch(prompts, source, part, rows) for part in parts]
 
 
-def _batch(prompts: Prompts, source: Any, rows: Int[np.ndarray, " batch"], size: int) -> Batch:
+def _batch(prompts: Texts, source: Any, rows: Int[np.ndarray, " batch"], size: int) -> Batch:
     width = prompt_bucket(max(len(prompts[row]) for row in rows))
     filled = with_batch_size(rows, size)
     if source is not None:
@@ -77,7 +77,7 @@ def _batch(prompts: Prompts, source: Any, rows: Int[np.ndarray, " batch"], size:
 def rows_at_once(
     model: LanguageModel,
     weights: Weights,
-    prompts: Prompts,
+    prompts: Texts,
     source: Any,
     max_new_tokens: int,
     batch_size: int | None,

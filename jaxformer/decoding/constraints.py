@@ -195,7 +195,7 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
 
 
 def _repeated(ids: Any, rows: int) -> Int[Array, "rows length"]:
-    """Returns the ids of each row, where each of the given ones has the same number of rows."""
+    """Repeats row i for the rows i * n to (i + 1) * n - 1, where n = rows / len(ids)."""
     return jnp.repeat(jnp.asarray(ids), rows // len(ids), axis=0)
 
 

@@ -63,18 +63,12 @@ def _check_reading(
         given = None if segments is None else jnp.asarray(segments)
         segments = continued_segments(given, cache.cursor, shape)
         read = to_host(document_positions(jnp.asarray(segments), cache.cursor)[2].position)
-    short, long = (read > 0) & (read < least), read > most
-    if short.any():
-        row = int(short.argmax())
-        raise ValueError(
-            f"row {row} ends after {read[row]} tokens of a document, whose first {least} see one "
-            "another both ways; read them in one chunk"
-        )
-    if long.any():
-        row = int(long.argmax())
-        raise ValueError(
-            f"row {row} ends after {read[row]} tokens of a document; max_length is {most} positions"
-        )
+    both_ways = f", whose first {least} see one another both ways; read them in one chunk"
+    too_long = f"; max_length is {most} positions"
+    for is_wrong, why in (((read > 0) & (read < least), both_ways), (read > most, too_long)):
+        if is_wrong.any():
+            row = int(is_wrong.argmax())
+            raise ValueError(f"row {row} ends after {read[row]} tokens of a document{why}")
 
 
 def live_slots(cache: Cache, needed: int) -> int | None:

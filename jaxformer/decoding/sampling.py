@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
-from jaxformer.models.config.check import check_at_least, check_fraction
+from jaxformer.models.config.check import check_at_least
 from jaxformer.models.config.generation import GenerationDefaults
 
 Logits = Float[Array, "batch vocab"]
@@ -62,17 +62,18 @@ class Sampler:
         check_at_least(0, self, "top_k")
         for name in (field.name for field in fields(self) if field.name != "top_k"):
             object.__setattr__(self, name, _number(name, getattr(self, name)))
-        if not 0.0 <= self.temperature <= _LARGEST:
-            raise ValueError(
-                f"temperature is {self.temperature}; it must be 0 (greedy) or above, and at most "
-                f"{_LARGEST:.8g}"
-            )
-        for name in ("top_p", "typical_p"):
-            if not 0.0 < getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be in (0, 1]")
-        check_fraction(self, "epsilon_cutoff", "eta_cutoff")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ValueError(f"min_p is {self.min_p}; it must be in [0, 1]")
+        at_most = f"0 (greedy) or above, and at most {_LARGEST:.8g}"
+        accepted = {
+            "temperature": (0.0 <= self.temperature <= _LARGEST, at_most),
+            "top_p": (0.0 < self.top_p <= 1.0, "in (0, 1]"),
+            "min_p": (0.0 <= self.min_p <= 1.0, "in [0, 1]"),
+            "typical_p": (0.0 < self.typical_p <= 1.0, "in (0, 1]"),
+            "epsilon_cutoff": (0.0 <= self.epsilon_cutoff < 1.0, "in [0, 1)"),
+            "eta_cutoff": (0.0 <= self.eta_cutoff < 1.0, "in [0, 1)"),
+        }
+        for name, (is_accepted, words) in accepted.items():
+            if not is_accepted:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be {words}")
 
     @property
     def greedy(self) -> bool:

@@ -314,7 +314,7 @@ class _Side:
 
 
 def _ungrouped(marks: UInt8[np.ndarray, "B M N bytes"], groups: Sequence[Sequence[int]]) -> Marks:
-    """Splits each axis into a group of axes with these sizes; an axis of size 1 into axes of 1."""
+    """Splits each axis into axes with the sizes of its group; size 1 becomes sizes of 1."""
     shape = []
     for size, sizes in zip(marks.shape, groups, strict=False):
         shape += [1] * len(sizes) if size == 1 else sizes

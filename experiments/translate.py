@@ -23,7 +23,7 @@ from jaxformer.artifacts.byte_tokenizer import NUM_BYTES
 from jaxformer.artifacts.files import write_whole
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.train import main as train
-from jaxformer.decoding.translate import translate
+from jaxformer.decoding.translate import translate_ids
 from jaxformer.runtime import start_jax
 from jaxformer.training.data.pairs import read_pairs
 from jaxformer.training.evaluate import bleu
@@ -108,7 +108,8 @@ def learn(name: str, task: Task, arguments) -> dict:
     model, variables, tokenizer = jf.load(folder.path)
     sources, targets = zip(*task.test, strict=True)
     width = (arguments.beam_width or 5) if task.groups is None else 1
-    found = translate(model, variables, tokenizer, sources, beam_width=width)
+    ids = [tokenizer.encode_source(text) for text in sources]
+    found = translate_ids(model, variables, tokenizer, ids, beam_width=width)
     lines = "\n".join(map("\t".join, zip(sources, targets, found, strict=True)))
     write_whole(folder.path / "translations.tsv", lines + "\n")
     metrics = [line for line in folder.read_metrics() if "seconds" in line]

@@ -12,12 +12,13 @@ from jaxformer.decoding.sampling import Sampler
 from jaxformer.models.language_model import LanguageModel
 
 
-def translate(
+def translate_ids(
     model: LanguageModel,
     variables: Mapping[str, Any],
     tokenizer: Any,
-    texts: Sequence[str],
+    sources: Sequence[Sequence[int] | np.ndarray],
     *,
+    max_new_tokens: int | None = None,
     beam_width: int | None = None,
     batch_size: int = 64,
 ) -> list[str]:
@@ -29,32 +30,13 @@ def translate(
         model: a model that reads a source.
         variables: its variables.
         tokenizer: its tokenizer.
-        texts: the texts to translate.
+        sources: the ids of each text, from `tokenizer.encode_source`.
+        max_new_tokens: the most tokens of a translation; None: as many as the model accepts.
         beam_width: number of hypotheses of each text; 1: greedy. None: see `beam_search`.
         batch_size: number of texts in a batch.
 
     Raises:
         ValueError: the model reads no source, or a text is longer than it accepts.
-    """
-    sources = [tokenizer.encode_source(text) for text in texts]
-    return translate_ids(
-        model, variables, tokenizer, sources, beam_width=beam_width, batch_size=batch_size
-    )
-
-
-def translate_ids(
-    model: LanguageModel,
-    variables: Mapping[str, Any],
-    tokenizer: Any,
-    sources: Sequence[Sequence[int] | np.ndarray],
-    *,
-    max_new_tokens: int | None = None,
-    beam_width: int | None = None,
-    batch_size: int = 64,
-) -> list[str]:
-    """Translates rows of ids; see `translate`.
-
-    A translation has at most `max_new_tokens` tokens; None: as many as the model accepts.
     """
     check_translates(model)
     beam_width = beam_width_of_call(model, beam_width)

@@ -1,4 +1,4 @@
-"""`translate` keeps the order of the texts and translates each as if it were alone."""
+"""`translate_ids` keeps the order of the texts and translates each as if it were alone."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.cli import main
 from jaxformer.decoding import beam
 from jaxformer.decoding import translate as module
-from jaxformer.decoding.translate import translate
+from jaxformer.decoding.translate import translate_ids
 from jaxformer.models.parameters import init
 from jaxformer.training.evaluate import score_pairs
 from tests.slow import mostly_slow
@@ -21,6 +21,11 @@ CONFIG = jf.RecurrentEncoderDecoderConfig(
     vocab_size=TOKENIZER.vocab_size, max_length=32, embed_dim=8, num_layers=1
 )
 MODEL = jf.build(CONFIG)
+
+
+def translate(model, variables, texts, **options):
+    sources = [TOKENIZER.encode_source(text) for text in texts]
+    return translate_ids(model, variables, TOKENIZER, sources, **options)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +41,7 @@ def test_translations_come_in_the_order_of_the_texts(variables, beam_width, quic
 
     def found(texts):
         how = {"beam_width": beam_width, "batch_size": 2}
-        return translate(MODEL, variables, TOKENIZER, texts, **how)
+        return translate(MODEL, variables, texts, **how)
 
     together = found(asked)
     assert together[2] == "" and len(set(together)) > 2
@@ -45,15 +50,15 @@ def test_translations_come_in_the_order_of_the_texts(variables, beam_width, quic
 
 def test_untranslatable_texts_and_models_are_rejected(variables):
     with pytest.raises(ValueError, match=r"text 2 has .* max_source_length is 32"):
-        translate(MODEL, variables, TOKENIZER, ["one", "one " * 40])
+        translate(MODEL, variables, ["one", "one " * 40])
     decoder = jf.build(
         jf.DecoderConfig(vocab_size=300, max_length=8, num_layers=1, embed_dim=8, num_heads=2)
     )
     with pytest.raises(ValueError, match="model is a Decoder; to translate it must read a source"):
-        translate(decoder, {}, TOKENIZER, ["one"])
+        translate(decoder, {}, ["one"])
     shortest = jf.build(replace(CONFIG, max_length=1))  # the token that opens a target fills it
     with pytest.raises(ValueError, match="max_new_tokens is 0; it must be a whole number"):
-        translate(shortest, init(shortest, jax.random.key(0)), TOKENIZER, ["one"])
+        translate(shortest, init(shortest, jax.random.key(0)), ["one"])
 
 
 @pytest.mark.parametrize("num_beams", [None, 1, 3])
@@ -73,7 +78,7 @@ def test_every_translation_has_the_same_default_beam_width(
     jf.save("saved", model, variables, TOKENIZER)
     (tmp_path / "lines.txt").write_text(TEXTS[0])
     (tmp_path / "pairs.tsv").write_text(f"{TEXTS[0]}\t{TEXTS[1]}\n")
-    translate(model, variables, TOKENIZER, TEXTS[:1])
+    translate(model, variables, TEXTS[:1])
     pair = tuple(map(TOKENIZER.encode_source, TEXTS[:2]))
     score_pairs(model, variables, TOKENIZER, [pair], TEXTS[:1])
     assert main(["translate", "saved", "lines.txt"]) == 0

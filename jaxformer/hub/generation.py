@@ -141,9 +141,5 @@ def written_generation(defaults: GenerationDefaults) -> dict[str, Any]:
     content = rules | {key: x for key, x in others.items() if x not in (None, ())}
     named = (option.split("=", 1) for option in defaults.unsupported)
     content |= {key: json.loads(value) for key, value in named}
-    return {key: _single(key, content[key]) for key in sorted(content)}
-
-
-def _single(key: str, value: Any) -> Any:
-    """Returns a list with one id as that id."""
-    return value[0] if key in _LISTS and len(value) == 1 else value
+    singles = {key: content[key][0] for key in _LISTS if len(content.get(key, ())) == 1}
+    return dict(sorted((content | singles).items()))

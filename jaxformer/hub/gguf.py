@@ -94,8 +94,6 @@ def export_gguf(
     """
     gguf, params = package(), checked_params(model, variables)
     check_layers_of_config(model)
-    if family not in (None, *ARCHITECTURES):
-        raise ValueError(f"family is {family!r}; in GGUF it must be {', '.join(ARCHITECTURES)}")
     families = preferred(family, model.family, ARCHITECTURES)
     matching, config, _ = counterpart(model.config, families)
     config, architecture = canonical(config), ARCHITECTURES[matching.model_type]

@@ -41,6 +41,8 @@ def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = 
     Raises:
         ValueError: If the run has no adapter, or transformers has no class for its model.
     """
+    from safetensors.numpy import save_file
+
     run, sections = RunFolder(folder), read_sections(Path(folder)) or {}
     lora, origin = lora_of(sections, run.config), adapter_origin(run.path)
     if lora.lora_rank is None or origin is None:
@@ -87,16 +89,10 @@ def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = 
         "fan_in_fan_out": any(is_map(entry) and not entry.is_transposed for entry in wanted),
         "inference_mode": True,
     }
-    _write(out, content, tensors)
-    return architecture
-
-
-def _write(out: str | Path, content: dict, tensors: dict) -> None:
-    from safetensors.numpy import save_file
-
     with new_folder(out) as unfinished:
         write_json(unfinished / CONFIG, content)
         save_file(tensors, unfinished / TENSORS, metadata={"format": "pt"})
+    return architecture
 
 
 def _updates(entry: TensorEntry, adapter: dict) -> dict[int, tuple]:

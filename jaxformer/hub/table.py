@@ -138,16 +138,6 @@ class Row:
         num_axes = self.theirs.count("*")
         return shape is not None and len(shape) == num_axes + (2 if leaf == "kernel" else 1)
 
-    def of_tree(self, tree: str) -> "Row | None":
-        """Returns the row with the path of a tree of stacked layers, such as "blocks/2".
-
-        None: the row is not one of the layers of this stack.
-        """
-        stack = tree.rstrip("0123456789").rstrip("/")
-        if not self.ours.startswith(f"{stack}/"):
-            return None
-        return replace(self, ours=tree + self.ours.removeprefix(stack))
-
 
 def table(text: str, **names: str) -> tuple[Row, ...]:
     """Parses a table with one row per line, after replacing the words `names` in the text."""
@@ -241,11 +231,14 @@ def _rows_by_tree(
     rows: Iterable[Row], config: TransformerConfig
 ) -> Iterator[tuple[Row, tuple[int, ...]]]:
     """Yields each row for each tree of stacked layers, with the numbers of its layers."""
-    trees = layers_by_tree(config)
+    trees = layers_by_tree(config)  # such as "blocks/2"
+    stacks = {tree: tree.rstrip("0123456789").rstrip("/") for tree in trees}
     for row in rows:
-        inside = [(row.of_tree(tree), layers) for tree, layers in trees.items()]
-        inside = [(new, layers) for new, layers in inside if new is not None]
-        yield from inside or [(row, ())]
+        inside = [tree for tree, stack in stacks.items() if row.ours.startswith(f"{stack}/")]
+        for tree in inside:
+            yield replace(row, ours=tree + row.ours.removeprefix(stacks[tree])), trees[tree]
+        if not inside:  # a row of no stack
+            yield row, ()
 
 
 def read_leaves(

@@ -6,6 +6,7 @@ windows, with GPT-2's other layers.
 """
 
 from jaxformer.hub.families.llama import (
+    ATTENTION,
     EVERYWHERE,
     IGNORED,
     NORMS,
@@ -103,9 +104,6 @@ NEOX = Family(
 )
 
 STARCODER2_ROWS = table("""
-    blocks/attention/query        model.layers.*.self_attn.q_proj
-    blocks/attention/key          model.layers.*.self_attn.k_proj
-    blocks/attention/value        model.layers.*.self_attn.v_proj
     blocks/feedforward/up         model.layers.*.mlp.c_fc
     blocks/feedforward/down       model.layers.*.mlp.c_proj
 """)
@@ -120,7 +118,7 @@ STARCODER2 = Family(
         "hidden_act": Field("activation", "gelu_pytorch_tanh", ACTIVATIONS),
         "use_bias": Field("query_key_value_bias+attention_output_bias+feedforward_bias", True),
     },
-    lambda config: NORMS + OTHERS + STARCODER2_ROWS,
+    lambda config: NORMS + ATTENTION + STARCODER2_ROWS + OTHERS,
     fixed={"positions": "rotary"},
     parts=(
         *(ROTARY, EVERYWHERE),

@@ -188,13 +188,18 @@ def _sizes(config: ModelConfig) -> dict[str, Any]:
 
 
 def _norms(model: LanguageModel, params: Weights) -> dict[str, Any] | None:
-    """Returns γ and β of the norm before or after attention; None if a layer has no attention."""
+    """Returns γ and β of the norm of attention.
+
+    Returns None if a layer has no attention, or its norm has other weights.
+    """
     stack = model.architecture.stack
     if len(layers_with(model, "attention.output")) < len(stack.layers):
         return None
     trees = stack.layer_trees(params["blocks"])
     norms = stack_trees([tree.get("attention_norm", {}) for tree in trees])
-    return {name: pack(np.asarray(x, np.float32), "float32") for name, x in norms.items()} or None
+    if not norms or not norms.keys() <= {"scale", "bias"}:
+        return None
+    return {name: pack(np.asarray(x, np.float32), "float32") for name, x in norms.items()}
 
 
 def _names(data: dict, tokenizer: Any, vocab_size: int) -> Any:

@@ -170,6 +170,8 @@ def test_a_page_that_cannot_compute_the_model_says_why(monkeypatch):
     assert "experts" in explain(*model_of(num_experts=2), ids).reason
     assert "sinks" in explain(*model_of(attention_sinks=True), ids).reason
     assert "gates" in explain(*model_of(attention_gate=True), ids).reason
+    other = explain(*model_of(norm="dynamic_tanh"), ids)
+    assert "norm 'dynamic_tanh'" in other.reason and "norms" not in data_of(other)
     model, variables = model_of()
     monkeypatch.setattr(page_weights, "MOST_PARAMETERS", 100)
     page = explain(model, variables, ids)
@@ -184,7 +186,10 @@ def test_a_page_that_cannot_compute_the_model_says_why(monkeypatch):
     np.testing.assert_array_equal(lens[-1, :, 0], logits.argmax(axis=-1))
 
 
-LEFT_OUT = {"activation": ["clipped_swiglu"]}  # values that `live_reason` refuses
+LEFT_OUT = {
+    "activation": ["clipped_swiglu"],
+    "norm": ["dynamic_tanh"],
+}  # values that `live_reason` refuses
 
 
 def test_every_field_of_a_decoder_is_in_the_page_or_makes_no_difference():

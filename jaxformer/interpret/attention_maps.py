@@ -63,16 +63,15 @@ def attention_maps(
         kind = type(model).__name__
         raise ValueError(f"attention is {which!r}; the model is a {kind}: {accepted}")
     point, title = KINDS[which]
-    source = None if text.source is None else [text.source]
-    seen = inspect(model, variables, np.array([text.tokens]), source=source, capture=(point,))
+    ids, source = text.as_batch()
+    seen = inspect(model, variables, ids, source=source, capture=(point,))
     weights = np.asarray(seen.captured[point], np.float32)[:, 0]
     tokens, source_names = (
         tuple(token_names(tokenizer, ids or ())) for ids in (text.tokens, text.source)
     )
     queries = source_names if which == "encoder" else tokens
     keys = tokens if which == "self" else source_names
-    weights, layers = weights[..., : len(queries), : len(keys)], layers_with(model, point)
-    return AttentionMaps(weights, queries, keys, title, tuple(layers))
+    return AttentionMaps(weights, queries, keys, title, tuple(layers_with(model, point)))
 
 
 def draw_attention(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel
@@ -24,6 +25,11 @@ class EncodedText(NamedTuple):
 
     tokens: list[int]
     source: list[int] | None = None
+
+    def as_batch(self) -> tuple[Int[np.ndarray, "1 length"], Int[np.ndarray, "1 source"] | None]:
+        """Returns the tokens and the source as a batch of one text."""
+        source = None if self.source is None else np.array([self.source], np.int32)
+        return np.array([self.tokens], np.int32), source
 
 
 def encode_text(

@@ -46,12 +46,12 @@ def captured_data(
     """
     wanted = [*_ATTENTION, "block.input", "block.output", "attention.output"]
     names = [name for name in wanted if name in model.points]
-    tokens, source = _batches(inputs)
+    tokens, source = inputs.as_batch()
     passed = inspect(model, variables, tokens, source=source, capture=names)
     captured = {name: x[:, 0] for name, x in passed.captured.items()}
     data = {
         "attention": [
-            _attention(captured[name], layers_with(model, name), inputs, *about)
+            _attention(captured[name], layers_with(model, name), *about)
             for name, about in _ATTENTION.items()
             if name in captured
         ],
@@ -64,21 +64,14 @@ def captured_data(
     return data
 
 
-def _batches(inputs: EncodedText) -> tuple[Any, Any]:
-    tokens = np.asarray([inputs.tokens], np.int32)
-    return tokens, None if inputs.source is None else np.asarray([inputs.source], np.int32)
-
-
 def _attention(
     weights: Float[Array, "layers heads queries keys"],
     layers: list[int],
-    inputs: EncodedText,
     label: str,
     queries: str,
     keys: str,
 ) -> dict[str, Any]:
-    lengths = {"tokens": len(inputs.tokens), "source": len(inputs.source or ())}
-    rows = np.asarray(weights, np.float32)[:, :, : lengths[queries], : lengths[keys]]
+    rows = np.asarray(weights, np.float32)
     num_heads = rows.shape[1]
     if rows.size > MOST_WEIGHTS:
         rows = rows.mean(axis=1, keepdims=True)
@@ -132,11 +125,11 @@ def dependency_data(
     model: LanguageModel, variables: Variables, inputs: EncodedText
 ) -> dict[str, Any]:
     """Returns which logits change with which tokens, and how the rule of the model compares."""
-    tokens = np.asarray(inputs.tokens[:DEPENDENCY_LENGTH], np.int32)
-    read = {} if inputs.source is None else {"source": np.asarray([inputs.source], np.int32)}
+    tokens, source = inputs.as_batch()
+    tokens = tokens[0, :DEPENDENCY_LENGTH]
 
     def logits(variables: Variables, tokens: Array) -> Array:
-        return model.apply(variables, tokens[None], **read)[0]
+        return model.apply(variables, tokens[None], source=source)[0]
 
     # The witness "taint" compiles more than a hundred small programs, which takes ten seconds.
     options = {"weights": {"params": variables["params"]}, "witnesses": ("change",)}
@@ -159,7 +152,7 @@ def final_logits(
     model: LanguageModel, params: Any, inputs: EncodedText
 ) -> Float[np.ndarray, " vocab"]:
     """Returns JAX's logits of the last position, with which the page compares its own."""
-    tokens, _ = _batches(inputs)
+    tokens, _ = inputs.as_batch()
     return np.asarray(jax.jit(model.apply)({"params": params}, tokens)[0, -1], np.float32)
 
 
@@ -198,16 +191,11 @@ def attribution_data(
     """Splits the logit of `target` after the last token, or returns None if it has no parts."""
     if cannot_attribute(model) is not None:
         return None
-    source = None if inputs.source is None else [inputs.source]
-    tokens = jnp.array([inputs.tokens], jnp.int32)
-    found = attribute(model, variables, tokens, jnp.array([target]), source=source)
-    cross = {} if found.cross_heads is None else {"cross": np.asarray(found.cross_heads[0])}
-    parts = {
-        "heads": np.asarray(found.heads[0]),
-        **cross,
-        "feedforward": np.asarray(found.feedforward[0]),
-        "embedding": np.asarray(found.embedding[0]),
-        "logit": np.asarray(found.logit[0]),
-        "rest": np.asarray(found.biases[0]),
+    tokens, source = inputs.as_batch()
+    found = attribute(model, variables, jnp.asarray(tokens), jnp.array([target]), source=source)
+    names = {"cross_heads": "cross", "biases": "rest"}  # where the page has another one
+    return {"target": target} | {
+        names.get(name, name): np.asarray(x[0], float).tolist()
+        for name, x in found._asdict().items()
+        if x is not None
     }
-    return {"target": target} | {name: x.astype(float).tolist() for name, x in parts.items()}

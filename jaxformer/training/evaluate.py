@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
 from jaxformer.decoding.translate import translate_ids
@@ -20,13 +19,13 @@ from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import Batch, Ids, OnScored, Rows, noop, num_targets
 from jaxformer.training.data.pairs import PairBatches
 from jaxformer.training.data.windows import EvaluationWindows
-from jaxformer.training.objectives import summed_correct, summed_loss
+from jaxformer.training.objectives import Scalar, summed_correct, summed_loss
 
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
 
 
-_BatchSums = tuple[Float[Array, ""], Float[Array, ""]]  # (Σ loss, number of correct targets)
+_BatchSums = tuple[Scalar, Scalar]  # (Σ loss, number of correct targets)
 
 
 class Evaluation(NamedTuple):

@@ -18,7 +18,6 @@ from typing import NoReturn
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from orbax.checkpoint import multihost
 
 from jaxformer.artifacts.files import json_text
 from jaxformer.terminal import say
@@ -85,6 +84,8 @@ def wait_for_all(what: str) -> None:
         what: The name of the call, which must be unique.
     """
     if are_several():
+        from orbax.checkpoint import multihost  # here, because importing orbax takes long
+
         multihost.get_barrier_sync_fn()(key=f"jaxformer {what}", timeout_ms=_LONG)
 
 
@@ -101,6 +102,8 @@ def done_by_first(what: str, action: Callable[[], None]) -> None:
     if not are_several():
         action()
         return
+    from orbax.checkpoint import multihost
+
     client, key = multihost.get_jax_distributed_client(), f"jaxformer {what}"
     if not is_first():
         if error := client.blocking_key_value_get(key, _LONG):
@@ -122,6 +125,8 @@ def require_same(settings: dict[str, object]) -> None:
     """
     if not are_several():
         return
+    from orbax.checkpoint import multihost
+
     client, key = multihost.get_jax_distributed_client(), "jaxformer settings"
     text = json_text({name: str(value) for name, value in settings.items()})
     client.key_value_set(f"{key} {jax.process_index()}", text)

@@ -39,8 +39,9 @@ from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.mesh import AXES, make_mesh, to_host
 from jaxformer.models.parameters import parameter_count
-from jaxformer.training.batch import Batch, place_batch
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig, Processes
+from jaxformer.training.mesh import place_batch
 from jaxformer.training.objectives import CrossEntropy, summed_loss
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.processes import is_first, join

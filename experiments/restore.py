@@ -20,7 +20,7 @@ import jaxformer as jf
 from jaxformer.artifacts.checkpoint import Checkpoints, CheckpointWriter
 from jaxformer.models.config import KINDS
 from jaxformer.models.mesh import make_mesh
-from jaxformer.training.batch import place_batch
+from jaxformer.training.mesh import place_batch
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import TrainState, init_on, make_step
 

@@ -31,8 +31,9 @@ from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.mesh import make_mesh
 from jaxformer.models.parameters import init
-from jaxformer.training.batch import Batch, place_batch
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.mesh import place_batch
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import Measured, init_on, make_step
 

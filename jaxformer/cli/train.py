@@ -161,9 +161,9 @@ def _train(
     import jax
 
     from jaxformer.training import processes
-    from jaxformer.training.batch import mesh_of
     from jaxformer.training.log import require_trackers
     from jaxformer.training.loop import Training
+    from jaxformer.training.mesh import mesh_of
     from jaxformer.training.screen import Screen
     from jaxformer.training.tasks import task_of
 

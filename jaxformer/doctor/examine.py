@@ -32,8 +32,9 @@ from jaxformer.models.flops import forward_flops, training_flops
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.mesh import make_mesh, num_row_parts, parameter_shapes, shapes_at
-from jaxformer.training.batch import Batch, placed_shapes
+from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
+from jaxformer.training.mesh import placed_shapes
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state, make_step, num_bytes, state_shardings
 

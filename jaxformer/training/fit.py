@@ -15,10 +15,11 @@ from jaxformer.functional.trees import Weights
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import Variables
 from jaxformer.models.mesh import num_row_parts
-from jaxformer.training.batch import AnyBatch, mesh_of
+from jaxformer.training.batch import AnyBatch
 from jaxformer.training.config import RESUMABLE, RunConfig, differences
 from jaxformer.training.log import require_trackers
 from jaxformer.training.loop import Training
+from jaxformer.training.mesh import mesh_of
 from jaxformer.training.objectives import Objective, check_objective
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.processes import done_by_first, is_first, wait_for_all

@@ -19,9 +19,9 @@ from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
 from jaxformer.training import processes
-from jaxformer.training.batch import place_batch, placed_shapes, share_of
 from jaxformer.training.config import RunConfig
 from jaxformer.training.log import RunLog
+from jaxformer.training.mesh import place_batch, placed_shapes, share_of
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
 from jaxformer.training.speed import Clock, ScoringTime, profile, update_size, utilization

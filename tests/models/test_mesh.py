@@ -24,8 +24,8 @@ from jaxformer.models.mesh import (
 )
 from jaxformer.models.parameters import shape_tree
 from jaxformer.models.trainable import partition
-from jaxformer.training.batch import num_devices_for
 from jaxformer.training.config import PairTraining, TextTraining
+from jaxformer.training.mesh import num_devices_for
 from jaxformer.training.presets import RUNS
 from tests.models.own_layer import Memory
 from tests.slow import mostly_slow

@@ -16,6 +16,7 @@ from jaxformer.functional.losses.token_masking import mask_tokens
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, Batch, OnScored, Share, noop, num_targets, num_tokens
 from jaxformer.training.config import HiddenTraining
+from jaxformer.training.data.tokens import TokenStream
 from jaxformer.training.data.windows import WindowBatches, document_segments, places_in_documents
 from jaxformer.training.evaluate import (
     hidden_rows,
@@ -78,8 +79,7 @@ class HiddenTokens(TextTask):
 
     def batches(self, share: Share = WHOLE) -> "HiddenBatches":
         """Returns the training batches from the beginning, or the share of one process."""
-        stream = self.data.train
-        return HiddenBatches(stream.ids, self.config, self.tokenizer, share, starts=stream.starts)
+        return HiddenBatches(self.data.train, self.config, self.tokenizer, share)
 
     def score(
         self, model: LanguageModel, variables: Variables, *, whole: bool, on_scored: OnScored = noop
@@ -126,37 +126,33 @@ class HiddenBatches(WindowBatches):
 
     def __init__(
         self,
-        tokens: np.ndarray,
+        stream: TokenStream,
         config: HiddenTraining,
         tokenizer: Tokenizer,
         share: Share = WHOLE,
-        *,
-        starts: np.ndarray,
     ):
         """Prepares to read windows.
 
         Args:
-            tokens: int [num_tokens].
+            stream: The tokens of a text.
             config: The settings of the run, with the number and the length of windows.
             tokenizer: The tokenizer of the tokens.
             share: The rows of each micro-batch to read.
-            starts: Indices in `tokens` where documents start.
 
         Raises:
             ValueError: Documents are packed, but the tokenizer's template puts ids around a text.
         """
-        self._around, packed = (list(tokenizer.before), list(tokenizer.after)), None
-        if config.packing == "documents":
-            packed = starts
-            if any(self._around):
-                raise ValueError(
-                    "packing is documents; it must be windows, because the tokenizer puts special "
-                    "tokens around every text"
-                )
+        self._around = (list(tokenizer.before), list(tokenizer.after))
+        if any(self._around) and config.packing == "documents":
+            raise ValueError(
+                "packing is documents; it must be windows, because the tokenizer puts special "
+                "tokens around every text"
+            )
         room = config.window - sum(map(len, self._around))
-        how = {"accumulate": config.accumulate, "starts": packed, "share": share}
-        super().__init__(tokens, room, config.batch_size, config.seed, **how)
-        self._opening, self._documents = len(tokenizer.opening), starts
+        starts = stream.starts if config.packing == "documents" else None
+        how = {"accumulate": config.accumulate, "starts": starts, "share": share}
+        super().__init__(stream.ids, room, config.batch_size, config.seed, **how)
+        self._opening, self._documents = len(tokenizer.opening), stream.starts
         self._shape = (config.accumulate, config.batch_size, room)
         self._part, self._key = share.rows(config.batch_size), jax.random.key(config.seed)
         vocab_size = min(tokenizer.vocab_size, config.model.vocab_size)

@@ -184,11 +184,7 @@ class Pairs:
     @property
     def part(self) -> float:
         """Share of the held-out pairs that every evaluation scores."""
-        return self._number_in_part / len(self.held_out)
-
-    @property
-    def _number_in_part(self) -> int:
-        return min(self.config.evaluation_pairs, len(self.held_out))
+        return min(1.0, self.config.evaluation_pairs / len(self.held_out))
 
     def description(self) -> list[str]:
         """Returns lines of text about the size of each part."""
@@ -223,7 +219,7 @@ class Pairs:
     ) -> Score:
         """Scores the model on held-out pairs (see `Task.score`)."""
         total = len(self.held_out)
-        number = total if whole else self._number_in_part
+        number = total if whole else min(self.config.evaluation_pairs, total)
         places = np.linspace(0, total - 1, number).round().astype(int)
         score = score_pairs(
             model,

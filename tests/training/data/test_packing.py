@@ -48,7 +48,8 @@ def _batches(model, documents, share=None, **options):
     sizes = {"batch_size": 2, **options}
     if isinstance(model.config, jf.EncoderConfig):
         config = HiddenTraining(model=model.config, mask_rate=0.4, packing="documents", **sizes)
-        return HiddenBatches(ids, config, _Tokenizer, share, starts=starts)
+        stream = SimpleNamespace(ids=ids, starts=starts)
+        return HiddenBatches(stream, config, _Tokenizer, share)
     return WindowBatches(ids, model.config.max_length, starts=starts, share=share, **sizes)
 
 
@@ -122,7 +123,8 @@ def test_marks_and_special_tokens_are_never_hidden_nor_drawn(packing, quick_comp
     )
     model = jf.EncoderConfig(vocab_size=300, max_length=16, num_layers=1, embed_dim=8, num_heads=2)
     config = HiddenTraining(model=model, mask_rate=0.4, batch_size=64, packing=packing)
-    batches = HiddenBatches(np.arange(140), config, tokenizer, starts=starts)
+    stream = SimpleNamespace(ids=np.arange(140), starts=starts)
+    batches = HiddenBatches(stream, config, tokenizer)
     number, hidden, drawn = 0, 0, set()
     for batch in itertools.islice(batches, 20):
         inputs, targets, weights, segments = (None if x is None else x[0] for x in batch[:4])

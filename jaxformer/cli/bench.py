@@ -54,8 +54,7 @@ def main(argv: list[str]) -> int:
 
     start_jax()
     from jaxformer.bench.measurement import Ceilings
-    from jaxformer.bench.report import json_of, results_table
-    from jaxformer.bench.roofline import draw_roofline
+    from jaxformer.bench.report import draw_roofline, json_of, results_table
     from jaxformer.bench.suite import machine
     from jaxformer.training.devices import device_of
 

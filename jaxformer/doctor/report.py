@@ -6,13 +6,9 @@ from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxformer.doctor.machines import missing_compiler, parse_target
 from jaxformer.runtime import start_jax
-
-if TYPE_CHECKING:
-    import jax
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tokenizers")
 # Optional modules: (their purpose, the command that installs them).
@@ -41,7 +37,14 @@ def machine_setup() -> dict:
         "python": platform.python_version(),
         "system": platform.platform(terse=True),
         "versions": {name: _version(name) for name in PACKAGES},
-        "devices": [_device(device) for device in jax.local_devices()],
+        "devices": [
+            {
+                "kind": device.device_kind,
+                "platform": device.platform,
+                "memory": (device.memory_stats() or {}).get("bytes_limit"),
+            }
+            for device in jax.local_devices()
+        ],
         "processes": jax.process_count(),
         "memory": _memory(),
         "cores": os.cpu_count(),
@@ -75,11 +78,6 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
-
-
-def _device(device: "jax.Device") -> dict:
-    memory = (device.memory_stats() or {}).get("bytes_limit")
-    return {"kind": device.device_kind, "platform": device.platform, "memory": memory}
 
 
 def _memory() -> int | None:
@@ -128,20 +126,17 @@ def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
     """Returns the lines of the table for a decoding loop: (label, value, remark)."""
     gathered, copies = found["gathered_per_token"], found["cache_copies_per_token"]
     share = f"{gathered / found['memory']['weights']:.1%} of its weights"
+    update = f"{copies:g} copies of a layer's cache per token" if copies else "in place"
+    if copies is None:
+        update = "state of a fixed size"
     sent = [
         *_exchanges(found["exchanges"], found["steps"]),
         ("  gathered", _bytes(gathered), share),
-        ("cache update", _copied(copies), ""),
+        ("cache update", update, ""),
     ]
     names = {"weights": "weights, prepared"}
     flops = f"{found['flops_per_token']:.3g}", "by formula"
     return _lines_of_program(found, "decoding, one token per row", "token", names, sent, flops)
-
-
-def _copied(copies: float | None) -> str:
-    if copies is None:
-        return "state of a fixed size"
-    return f"{copies:g} copies of a layer's cache per token" if copies else "in place"
 
 
 def _lines_of_program(
@@ -164,9 +159,9 @@ def _lines_of_program(
     """
     mesh = ", ".join(f"{axis}={size}" for axis, size in found["mesh"].items() if size > 1)
     settings = f"{found['dtype']}, layers {found['layers']}, remat {found['remat']}"
-    memory = {
-        x: size for x, size in found["memory"].items() if x not in ("total", "device", "fits")
-    }
+    memory = dict(found["memory"])
+    total, device, fits = (memory.pop(name) for name in ("total", "device", "fits"))
+    fit = "" if device is None else f"of {_bytes(device)}: {'fits' if fits else 'does NOT fit'}"
     # The times are lower bounds, from the published figures of the device.
     times = (found["seconds"] or {}).items()
     return [
@@ -175,7 +170,7 @@ def _lines_of_program(
         (),
         ("memory of each device", "", ""),
         *((f"  {names.get(x, x)}", _bytes(size), "") for x, size in memory.items()),
-        _total(found["memory"]),
+        ("  total", _bytes(total), fit),
         (),
         *_experts(found["experts"]),
         (f"sent by each device, per {unit}", "", ""),
@@ -187,21 +182,15 @@ def _lines_of_program(
     ]
 
 
-def _total(memory: dict) -> tuple[str, ...]:
-    fits = "fits" if memory["fits"] else "does NOT fit"
-    remark = "" if memory["device"] is None else f"of {_bytes(memory['device'])}: {fits}"
-    return ("  total", _bytes(memory["total"]), remark)
-
-
 def _experts(found: dict | None) -> list[tuple[str, ...]]:
     if found is None:
         return []
-    if found["only_chosen"]:
-        return [("experts", "each token is computed by its chosen experts only", ""), ()]
-    sentence = (
-        "FAILED: the program computes all experts for every token, not only the chosen ones. It "
-        f"has arrays [experts, tokens, features], such as {found['dense'][0]}"
-    )
+    sentence = "each token is computed by its chosen experts only"
+    if not found["only_chosen"]:
+        sentence = (
+            "FAILED: the program computes all experts for every token, not only the chosen ones. It "
+            f"has arrays [experts, tokens, features], such as {found['dense'][0]}"
+        )
     return [("experts", sentence, ""), ()]
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxformer.bench import roofline
+from jaxformer.bench import report
 from jaxformer.bench.measurement import ATTENTION, MEMORY, TRAINING, Ceilings, Measurement, Timing
-from jaxformer.bench.roofline import Roof, draw_roofline, roofs_of
+from jaxformer.bench.report import Roof, draw_roofline, roofs_of
 from jaxformer.training.devices import DEVICES
 
 H100 = DEVICES["gpu:h100"]
@@ -30,7 +30,7 @@ def drawn(monkeypatch, tmp_path):
 
     def draw(measurements, ceilings):
         figures = []
-        monkeypatch.setattr(roofline, "write_figure", lambda x, *_, **__: figures.append(x))
+        monkeypatch.setattr(report, "write_figure", lambda x, *_, **__: figures.append(x))
         draw_roofline(measurements, ceilings, "title", tmp_path / "x.png")
         return figures[0].axes[0]
 

@@ -188,8 +188,8 @@ def _experts(found: dict | None) -> list[tuple[str, ...]]:
     sentence = "each token is computed by its chosen experts only"
     if not found["only_chosen"]:
         sentence = (
-            "FAILED: the program computes all experts for every token, not only the chosen ones. It "
-            f"has arrays [experts, tokens, features], such as {found['dense'][0]}"
+            "FAILED: the program computes all experts for every token, not only the chosen ones. "
+            f"It has arrays [experts, tokens, features], such as {found['dense'][0]}"
         )
     return [("experts", sentence, ""), ()]
 

@@ -244,6 +244,9 @@ class StreamDecoder:
         return text
 
 
+# ---- byte-level vocabularies
+
+
 def byte_characters() -> list[str]:
     """Returns the 256 visible characters that stand for the bytes 0 to 255 in GPT-2's vocabulary.
 

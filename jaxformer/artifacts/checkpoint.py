@@ -245,6 +245,9 @@ def without_wildcards(folder: Path) -> Iterator[Path]:
         yield link
 
 
+# ---- digests
+
+
 def write_digests(folder: Path) -> None:
     """Writes the digests of all files below `folder` to its SHA256SUMS, atomically."""
     write_whole(folder / DIGESTS, "".join(f"{line}\n" for line in sorted(_lines(folder))))
@@ -270,6 +273,9 @@ def _lines(folder: Path) -> set[str]:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# ---- writing
 
 
 class NotFinite(ValueError):
@@ -373,6 +379,9 @@ class CheckpointWriter:
             raise OSError(f"{folder} was not written")
         if jax.process_index() == 0:
             write_digests(folder)
+
+
+# ---- trees in memory and in files
 
 
 def stored_form(tree: Any) -> Any:

@@ -250,6 +250,9 @@ def write_json(path: Path, content: dict) -> None:
     write_whole(path, json_text(content, indent=2) + "\n")
 
 
+# ---- links
+
+
 def check_links(folder: Path, *, whole_tree: bool) -> None:
     """Checks that no link in the folder leads out of it.
 

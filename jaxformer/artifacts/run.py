@@ -264,6 +264,9 @@ def parse_kind(sections: dict, where: Path) -> Any:
     return parse_config(KINDS[sections.get("kind", "decoder")], sections["model"], where)
 
 
+# ---- the checkpoint that the run started from
+
+
 class Origin(NamedTuple):
     """The checkpoint that a run started from, as the run's config.json names it.
 

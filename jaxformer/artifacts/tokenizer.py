@@ -377,6 +377,8 @@ class Tokenizer(ABC):
         return self._guarded(lambda: "".join(x for part in parts for x in part))
 
 
+# ---- copies with other settings
+
 AnyTokenizer = TypeVar("AnyTokenizer", bound=Tokenizer)
 
 
@@ -436,6 +438,9 @@ def lowers_case(tokenizer: Tokenizer) -> bool:
     return any(step["type"] == "Lowercase" or step.get("lowercase", False) for step in steps)
 
 
+# ---- the parts of a tokenizer.json
+
+
 def steps_of(parts: dict, name: str) -> list[dict]:
     """Returns the steps of a part of a tokenizer.json in the order in which they run.
 
@@ -489,6 +494,9 @@ def check_unicode(texts: Iterable[str]) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"text: it cannot be encoded as UTF-8: {error}") from None
+
+
+# ---- special tokens that a text spells out
 
 
 def spelled_tokens(tokenizer: Tokenizer, parts: Iterable[str]) -> Counter[str]:

@@ -75,6 +75,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+# ---- panics of the library
+
+
 def guarded(
     call: Callable[[], Result], *, silent: bool = False, cause: str = "a pattern of the tokenizer"
 ) -> Result:
@@ -125,6 +128,9 @@ def panics_silenced() -> Iterator[None]:
                     os.write(2, file.read().partition(b"\nthread '")[0])
 
 
+# ---- reading a file
+
+
 def read_backend(path: Path) -> tokenizers.Tokenizer:
     """Reads a tokenizer.json. Call it through `guarded`, which shortens errors to one line.
 
@@ -169,6 +175,9 @@ def _objects(parts: Any) -> Iterator[dict[str, Any]]:
         parts = [part for name, part in parts.items() if name not in ("vocab", "merges")]
     for part in parts if isinstance(parts, list) else ():
         yield from _objects(part)
+
+
+# ---- patterns that take too long
 
 
 def backtracking_patterns(parts: dict[str, Any]) -> tuple[str, ...]:
@@ -289,6 +298,9 @@ def _seconds(split: pre_tokenizers.PreTokenizer, text: str) -> float:
         if collects:
             gc.enable()
     return shortest
+
+
+# ---- long texts
 
 
 def in_pieces(apply: Callable[[str], Sequence[Item]], text: str) -> Iterator[Sequence[Item]]:

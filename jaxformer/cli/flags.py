@@ -170,6 +170,9 @@ def _docstrings(kind: type) -> dict[str, str]:
     return found
 
 
+# ---- values as words
+
+
 class Words(NamedTuple):
     """The words that stand for values of one type."""
 

@@ -6,7 +6,7 @@ from tests.mutation.changes import Replace, gives, then, unchanged
 SCORES = "interpret/test_head_scores.py"
 ABLATION = "interpret/test_ablation.py"
 ATLAS = "interpret/test_atlas.py"
-GRADIENTS = "interpret/test_gradients.py"
+GRADIENTS = "interpret/test_attribution.py"
 PROBES = "interpret/test_probes.py"
 NAMES = "interpret/test_token_names.py"
 LOOPS = f"{SCORES}::test_scores_are_those_of_loops"

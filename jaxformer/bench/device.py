@@ -9,16 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from jaxformer.bench.measurement import (
-    ATTENTION,
-    COLLECTIVES,
-    MATRIX,
-    MEASURED_DTYPES,
-    MEMORY,
-    DType,
-    Measurement,
-    Rounds,
-)
+from jaxformer.bench.measurement import MEASURED_DTYPES, DType, Measurement, Part, Rounds
 from jaxformer.functional.attention.attend import Context, chosen_kernel
 from jaxformer.functional.attention.dot_product import dot_product_attention
 from jaxformer.functional.attention.masks import Causal, Mask
@@ -47,8 +38,8 @@ def measure_ceilings(size: int, num_bytes: int, rounds: Rounds) -> list[Measurem
     shown = f"{x.nbytes / 1e6:,.0f} MB"
     return [
         *(_measure_product(size, dtype, rounds) for dtype in MEASURED_DTYPES),
-        Measurement(MEMORY, f"copy {shown}", "float32", copied, bytes=2 * x.nbytes),
-        Measurement(MEMORY, f"read {shown}", "float32", summed, bytes=x.nbytes),
+        Measurement(Part.MEMORY, f"copy {shown}", "float32", copied, bytes=2 * x.nbytes),
+        Measurement(Part.MEMORY, f"read {shown}", "float32", summed, bytes=x.nbytes),
     ]
 
 
@@ -63,7 +54,7 @@ def _measure_product(size: int, dtype: DType, rounds: Rounds) -> Measurement:
     x, matrix = x.astype(dtype), (matrix / size**0.5).astype(dtype)
     multiply = jax.jit(lambda x, y: jax.lax.fori_loop(0, REPEATS, lambda _, x: x @ y, x))
     timing = rounds.measure(lambda: multiply(x, matrix), REPEATS)
-    return Measurement(MATRIX, f"{size} × {size}", dtype, timing, 2 * size**3, 3 * x.nbytes)
+    return Measurement(Part.MATRIX, f"{size} × {size}", dtype, timing, 2 * size**3, 3 * x.nbytes)
 
 
 class AttentionCase(NamedTuple):
@@ -132,7 +123,7 @@ def measure_attention(case: AttentionCase, dtype: DType, rounds: Rounds) -> list
             shown, timing = f"{shape[0]} × {length:,} tokens, {name}", rounds.measure(program)
             work = {"flops": times[0] * flops, "bytes": times[1] * moved}
             note = implementation(*inputs, Causal())
-            found.append(Measurement(ATTENTION, shown, dtype, timing, **work, note=note))
+            found.append(Measurement(Part.ATTENTION, shown, dtype, timing, **work, note=note))
     return found
 
 
@@ -163,5 +154,5 @@ def measure_collectives(num_bytes: int, rounds: Rounds) -> list[Measurement]:
     for name, (program, share) in programs(mesh).items():
         shown, timing = f"{name} of {x.nbytes / 1e6:,.0f} MB", rounds.measure(partial(program, x))
         work = {"bytes": share * x.nbytes, "devices": mesh.size}
-        found.append(Measurement(COLLECTIVES, shown, "float32", timing, **work))
+        found.append(Measurement(Part.COLLECTIVES, shown, "float32", timing, **work))
     return found

@@ -11,17 +11,26 @@ import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 
 from jaxformer.training.devices import Device
 
-# Parts, in the order of the table.
-MATRIX, MEMORY = "matrix product", "memory"
-TRAINING, DECODING, FIRST_TOKEN = "training step", "decoding", "first token"
-ATTENTION, COLLECTIVES = "attention", "collectives"
-PARTS = (MATRIX, MEMORY, TRAINING, DECODING, FIRST_TOKEN, ATTENTION, COLLECTIVES)
+
+class Part(StrEnum):
+    """Part of the measurement, in the order of the table."""
+
+    MATRIX = "matrix product"
+    MEMORY = "memory"
+    TRAINING = "training step"
+    DECODING = "decoding"
+    FIRST_TOKEN = "first token"
+    ATTENTION = "attention"
+    COLLECTIVES = "collectives"
+
+
 DType = Literal["float32", "bfloat16"]
 MEASURED_DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
 TimeSource = Callable[[], float]  # returns the time in seconds
@@ -119,7 +128,7 @@ class Measurement(NamedTuple):
     """Time of one program, and the work that it does.
 
     Attributes:
-        part: One of `PARTS`.
+        part: The part of the measurement.
         name: The program.
         dtype: The dtype of its products.
         timing: The seconds of one run.
@@ -131,7 +140,7 @@ class Measurement(NamedTuple):
         note: Further details.
     """
 
-    part: str
+    part: Part
     name: str
     dtype: DType
     timing: Timing
@@ -180,8 +189,9 @@ class Ceilings(NamedTuple):
     def of(cls, measurements: list[Measurement], device: Device | None) -> "Ceilings":
         """Returns the ceilings that these measurements contain."""
         best = [x._replace(timing=x.timing._replace(median=x.timing.least)) for x in measurements]
-        flops: dict[str, float] = {x.dtype: x.flops_per_second for x in best if x.part == MATRIX}
-        memory = [x.bytes_per_second for x in best if x.part == MEMORY]
+        products = (x for x in best if x.part == Part.MATRIX)
+        flops: dict[str, float] = {x.dtype: x.flops_per_second for x in products}
+        memory = [x.bytes_per_second for x in best if x.part == Part.MEMORY]
         return cls(flops, max(memory, default=None), device)
 
     def published_flops(self, dtype: str) -> float | None:
@@ -191,7 +201,7 @@ class Ceilings(NamedTuple):
     def shares(self, measured: Measurement) -> dict[str, float]:
         """Returns the shares of the ceilings that a program reaches, by the name of the ceiling."""
         flops, moved, device = measured.flops_per_second, measured.bytes_per_second, self.device
-        if measured.part == COLLECTIVES:
+        if measured.part == Part.COLLECTIVES:
             return {"published links": moved / device.links} if device else {}
         limits = (
             ("matrix product", self.flops.get(measured.dtype), flops),

@@ -10,16 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxformer.bench.measurement import (
-    DECODING,
-    FIRST_TOKEN,
-    TRAINING,
-    DType,
-    Measurement,
-    Rounds,
-    TimeSource,
-    Timing,
-)
+from jaxformer.bench.measurement import DType, Measurement, Part, Rounds, TimeSource, Timing
 from jaxformer.decoding.autoregressive import prepare, weights_of
 from jaxformer.decoding.generate import Generation, generate
 from jaxformer.decoding.sampling import Sampler
@@ -93,7 +84,7 @@ def measure_step(case: TrainingCase, dtype: DType, rounds: Rounds) -> list[Measu
     rows *= count
     return [
         Measurement(
-            TRAINING,
+            Part.TRAINING,
             f"{case.name}, {rows} × {case.length:,} tokens",
             dtype,
             timing,
@@ -209,7 +200,7 @@ def measure_decoding(case: DecodingCase, dtype: DType, rounds: Rounds) -> list[M
     steps = (_measure_steps(case, model, ready, size, rounds) for size in case.batch_sizes)
     length = case.long_prompt
     first_token = Measurement(
-        FIRST_TOKEN,
+        Part.FIRST_TOKEN,
         f"{case.name}, prompt of {length} tokens",
         dtype,
         rounds.measure(greedy_run(model, ready, 1, length, 1)),
@@ -228,7 +219,7 @@ def _measure_steps(
     run()  # compiles
     live = case.prompt + (case.new + 1) / 2  # the mean of prompt + 1 … prompt + n
     return Measurement(
-        DECODING,
+        Part.DECODING,
         f"{case.name}, batch {batch_size}",
         model.config.dtype,
         Timing.of(rounds.repeat(lambda: step_seconds(run, rounds.clock)), case.new),

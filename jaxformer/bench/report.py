@@ -16,27 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxformer.artifacts.files import write_figure
-from jaxformer.bench.measurement import (
-    ATTENTION,
-    COLLECTIVES,
-    DECODING,
-    FIRST_TOKEN,
-    MATRIX,
-    MEMORY,
-    PARTS,
-    TRAINING,
-    Ceilings,
-    Measurement,
-)
+from jaxformer.bench.measurement import Ceilings, Measurement, Part
 from jaxformer.bench.suite import Results
 
 # The ceilings that the table compares each part with: a measured one and a published one.
 _OF_FLOPS, _OF_MEMORY = ("matrix product", "published peak"), ("memory", "published bandwidth")
 _SHOWN = {
-    MATRIX: ("", "published peak"),
-    MEMORY: ("", "published bandwidth"),
-    DECODING: _OF_MEMORY,
-    COLLECTIVES: ("", "published links"),
+    Part.MATRIX: ("", "published peak"),
+    Part.MEMORY: ("", "published bandwidth"),
+    Part.DECODING: _OF_MEMORY,
+    Part.COLLECTIVES: ("", "published links"),
 }
 _NOTE = """\
 Speeds are medians; shares relate them to the fastest round of the matrix product or of memory.
@@ -52,7 +41,7 @@ class Anchor(NamedTuple):
     different ways.
     """
 
-    part: str
+    part: Part
     model: str
     device: str
     figure: str
@@ -60,25 +49,25 @@ class Anchor(NamedTuple):
 
 
 ANCHORS = (
-    Anchor(TRAINING, "GPT-2 124M", "1 H100", "468,000 tokens/s, 40% of peak", "llm.c"),
-    Anchor(TRAINING, "GPT-2 124M", "8 A100", "107,000 tokens/s per GPU, 29%", "nanoGPT"),
-    Anchor(TRAINING, "GPT-2 350M", "1 A100", "62% of peak", "llm.c"),
-    Anchor(TRAINING, "nanochat d12, d18", "H100", "41%, about 46% of peak", "nanochat"),
+    Anchor(Part.TRAINING, "GPT-2 124M", "1 H100", "468,000 tokens/s, 40% of peak", "llm.c"),
+    Anchor(Part.TRAINING, "GPT-2 124M", "8 A100", "107,000 tokens/s per GPU, 29%", "nanoGPT"),
+    Anchor(Part.TRAINING, "GPT-2 350M", "1 A100", "62% of peak", "llm.c"),
+    Anchor(Part.TRAINING, "nanochat d12, d18", "H100", "41%, about 46% of peak", "nanochat"),
     Anchor(
-        TRAINING,
+        Part.TRAINING,
         "1.3B",
         "1 H100",
         "60,178 tokens/s, 56.4% of peak",
         "jax-linear-attention 0.1.0, average causal context",
     ),
-    Anchor(TRAINING, "GPT-2 1.5B", "1 H100", "48.7% of peak", "llm.c"),
-    Anchor(TRAINING, "Llama 2 7B", "8 H100", "50–54% of peak", "JAX-Toolbox"),
-    Anchor(TRAINING, "8B", "8 H100", "33–39% of peak", "torchtitan"),
-    Anchor(TRAINING, "8B; 70B", "TPU v6e", "45.5%; 50.3% of peak", "MaxText"),
-    Anchor(TRAINING, "32B; 70B", "TPU v5p", "71.5%; 65.4% of peak", "MaxText"),
-    Anchor(TRAINING, "70B", "H200", "51% of peak", "MaxText"),
-    Anchor(DECODING, "7B, batch 1", "1 A100", "104.9 tokens/s, 69% of bandwidth", "gpt-fast"),
-    Anchor(DECODING, "70B, batch 8", "16 TPU v5e", "85% of bandwidth", "jax-llm-examples"),
+    Anchor(Part.TRAINING, "GPT-2 1.5B", "1 H100", "48.7% of peak", "llm.c"),
+    Anchor(Part.TRAINING, "Llama 2 7B", "8 H100", "50–54% of peak", "JAX-Toolbox"),
+    Anchor(Part.TRAINING, "8B", "8 H100", "33–39% of peak", "torchtitan"),
+    Anchor(Part.TRAINING, "8B; 70B", "TPU v6e", "45.5%; 50.3% of peak", "MaxText"),
+    Anchor(Part.TRAINING, "32B; 70B", "TPU v5p", "71.5%; 65.4% of peak", "MaxText"),
+    Anchor(Part.TRAINING, "70B", "H200", "51% of peak", "MaxText"),
+    Anchor(Part.DECODING, "7B, batch 1", "1 A100", "104.9 tokens/s, 69% of bandwidth", "gpt-fast"),
+    Anchor(Part.DECODING, "70B, batch 8", "16 TPU v5e", "85% of bandwidth", "jax-llm-examples"),
 )
 
 
@@ -111,7 +100,7 @@ def results_table(results: Results, ceilings: Ceilings, num_devices: int) -> str
         num_devices: The number of devices.
     """
     rows: list[tuple[str, ...]] = []
-    for part in PARTS:
+    for part in Part:
         measured = [x for x in results.measurements if x.part == part]
         names = {name for x in measured for name in ceilings.shares(x)}
         shown = tuple(name if name in names else "" for name in _SHOWN.get(part, _OF_FLOPS))
@@ -131,7 +120,7 @@ def results_table(results: Results, ceilings: Ceilings, num_devices: int) -> str
 def _row(x: Measurement, ceilings: Ceilings, shown: tuple[str, ...]) -> tuple[str, ...]:
     shares = ceilings.shares(x)
     cells = (f"{shares[name]:.1%}" if name in shares else "" for name in shown)
-    label = f"{x.dtype}, {x.name}" if x.part == MATRIX else x.name
+    label = f"{x.dtype}, {x.name}" if x.part == Part.MATRIX else x.name
     return (f"  {label}", _rate(x), *cells, _time(x), x.note)
 
 
@@ -147,11 +136,11 @@ def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _rate(x: Measurement) -> str:
-    if x.part in (TRAINING, DECODING):
+    if x.part in (Part.TRAINING, Part.DECODING):
         return f"{x.tokens_per_second:,.{0 if x.tokens_per_second >= 100 else 1}f} tokens/s"
-    if x.part == FIRST_TOKEN:
+    if x.part == Part.FIRST_TOKEN:
         return _seconds(x.timing.median)
-    if x.part in (MEMORY, COLLECTIVES):
+    if x.part in (Part.MEMORY, Part.COLLECTIVES):
         return prefixed(x.bytes_per_second, "B/s")
     return prefixed(x.flops_per_second, "FLOP/s")
 
@@ -178,10 +167,10 @@ def prefixed(value: float, unit: str) -> str:
 
 
 _STYLES = {
-    TRAINING: ("o", "C0"),
-    DECODING: ("s", "C1"),
-    FIRST_TOKEN: ("^", "C2"),
-    ATTENTION: ("D", "C3"),
+    Part.TRAINING: ("o", "C0"),
+    Part.DECODING: ("s", "C1"),
+    Part.FIRST_TOKEN: ("^", "C2"),
+    Part.ATTENTION: ("D", "C3"),
 }
 _ROOFS = {"float32": "0.55", "bfloat16": "0.1"}
 
@@ -233,7 +222,7 @@ def draw_roofline(
     axes = figure.subplots()
     low, high = _limits([*(x.intensity for x in points), *(x.ridge for x in roofs.values())])
     axes.set(xscale="log", yscale="log", xlim=(low, high))
-    _draw_roofs(axes, roofs, np.geomspace(low, high, 400))
+    _draw_roofs(axes, roofs, low, high)
     places = [(x.intensity, x.flops_per_second) for x in points]
     for number, (x, place) in enumerate(zip(points, places, strict=True)):
         marker, color = _STYLES[x.part]
@@ -265,8 +254,9 @@ def _are_close(one: tuple[float, float], other: tuple[float, float]) -> bool:
     return all(abs(np.log(x / y)) < 0.25 for x, y in zip(one, other, strict=True))
 
 
-def _draw_roofs(axes: Any, roofs: dict[str, Roof], intensities: np.ndarray) -> None:
+def _draw_roofs(axes: Any, roofs: dict[str, Roof], low: float, high: float) -> None:
     for name, roof in roofs.items():
+        intensities = np.array((low, roof.ridge, high))
         is_measured = name.startswith("measured")
         peak, memory = prefixed(roof.flops, "FLOP/s"), prefixed(roof.bandwidth, "B/s")
         axes.plot(

@@ -2,17 +2,7 @@
 
 import pytest
 
-from jaxformer.bench.measurement import (
-    ATTENTION,
-    COLLECTIVES,
-    DECODING,
-    MATRIX,
-    MEMORY,
-    TRAINING,
-    Ceilings,
-    Measurement,
-    Timing,
-)
+from jaxformer.bench.measurement import Ceilings, Measurement, Part, Timing
 from jaxformer.bench.report import json_of, prefixed, results_table
 from jaxformer.bench.suite import Results
 from jaxformer.training.devices import DEVICES
@@ -26,10 +16,10 @@ def second(part, dtype="bfloat16", **work):
 
 
 MEASURED = [
-    second(MATRIX, flops=800e12),  # its fastest round takes one second
-    second(MATRIX, "float32", flops=400e12),
-    second(MEMORY, bytes=2e12),
-    second(MEMORY, bytes=3e12),
+    second(Part.MATRIX, flops=800e12),  # its fastest round takes one second
+    second(Part.MATRIX, "float32", flops=400e12),
+    second(Part.MEMORY, bytes=2e12),
+    second(Part.MEMORY, bytes=3e12),
 ]
 CEILINGS = Ceilings.of(MEASURED, H100)
 
@@ -41,20 +31,20 @@ def test_the_ceilings_are_the_fastest_rounds_by_dtype_and_the_faster_memory():
 
 def test_utilization_is_per_device_and_relative_to_both_peaks():
     """Eight devices do 8 · 2 · 400e12 operations in two seconds: 400e12 each."""
-    step = second(TRAINING, flops=8 * 2 * 400e12, tokens=1000, devices=8)
+    step = second(Part.TRAINING, flops=8 * 2 * 400e12, tokens=1000, devices=8)
     assert step.tokens_per_second == 500
     shares = CEILINGS.shares(step)
     assert shares == pytest.approx({"matrix product": 0.5, "published peak": 400e12 / H100.flops})
 
 
 def test_the_published_peak_is_that_of_bfloat16():
-    step = second(TRAINING, "float32", flops=2 * 100e12)
+    step = second(Part.TRAINING, "float32", flops=2 * 100e12)
     assert CEILINGS.shares(step) == pytest.approx({"matrix product": 0.25})
     assert Ceilings.of(MEASURED, None).shares(step) == pytest.approx({"matrix product": 0.25})
 
 
 def test_decoding_is_relative_to_the_bandwidth():
-    step = second(DECODING, flops=2e12, bytes=3e12, tokens=8)
+    step = second(Part.DECODING, flops=2e12, bytes=3e12, tokens=8)
     shares = CEILINGS.shares(step)
     assert shares["memory"] == 0.5
     assert shares["published bandwidth"] == pytest.approx(1.5e12 / H100.bandwidth)
@@ -62,14 +52,14 @@ def test_decoding_is_relative_to_the_bandwidth():
 
 
 def test_collectives_are_relative_to_the_links_and_not_to_memory():
-    gather = second(COLLECTIVES, "float32", bytes=450e9, devices=8)
+    gather = second(Part.COLLECTIVES, "float32", bytes=450e9, devices=8)
     assert CEILINGS.shares(gather) == {"published links": 0.5}
     assert Ceilings.of(MEASURED, None).shares(gather) == {}
 
 
 def test_the_table_shows_rates_shares_and_the_implementation():
-    step = second(TRAINING, flops=2 * 400e12, tokens=2000)
-    attention = second(ATTENTION, flops=2 * 80e12, note="cuDNN")
+    step = second(Part.TRAINING, flops=2 * 400e12, tokens=2000)
+    attention = second(Part.ATTENTION, flops=2 * 80e12, note="cuDNN")
     results = Results([*MEASURED, step, attention], {"large": "it needs about 9 s"})
     lines = results_table(results, CEILINGS, 1).splitlines()
     (row,) = (line for line in lines if "1,000 tokens/s" in line)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxformer.bench import report
-from jaxformer.bench.measurement import ATTENTION, MEMORY, TRAINING, Ceilings, Measurement, Timing
+from jaxformer.bench.measurement import Ceilings, Measurement, Part, Timing
 from jaxformer.bench.report import Roof, draw_roofline, roofs_of
 from jaxformer.training.devices import DEVICES
 
@@ -40,9 +40,9 @@ def drawn(monkeypatch, tmp_path):
 def test_each_program_is_a_point_below_the_roofs(drawn):
     """Operations of all devices are divided by their number; the published roof is dashed."""
     measured = [
-        Measurement(TRAINING, "model", "bfloat16", SECOND, 8e14, 1e12, devices=4),
-        Measurement(ATTENTION, "row", "bfloat16", SECOND, 1e14, 5e12),
-        Measurement(MEMORY, "copy", "float32", SECOND, bytes=3e12),
+        Measurement(Part.TRAINING, "model", "bfloat16", SECOND, 8e14, 1e12, devices=4),
+        Measurement(Part.ATTENTION, "row", "bfloat16", SECOND, 1e14, 5e12),
+        Measurement(Part.MEMORY, "copy", "float32", SECOND, bytes=3e12),
     ]
     axes = drawn(measured, Ceilings({"bfloat16": 7e14}, 3e12, H100))
     lines = {line.get_label(): line for line in axes.lines}

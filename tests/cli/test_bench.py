@@ -8,7 +8,7 @@ import sys
 import jax
 import pytest
 
-from jaxformer.bench.measurement import COLLECTIVES, PARTS, TRAINING
+from jaxformer.bench.measurement import Part
 from jaxformer.cli import main
 from tests.cli.test_errors import refused
 
@@ -61,12 +61,12 @@ def test_the_whole_measurement_of_tiny_programs(tmp_path, capsys):
     assert found["skipped"] == {}
     assert found["machine"]["versions"]["jax"] == jax.__version__
     assert found["machine"]["devices"] == jax.device_count()
-    assert {x["part"] for x in found["measurements"]} == {*PARTS} - {COLLECTIVES}
+    assert {x["part"] for x in found["measurements"]} == {*Part} - {Part.COLLECTIVES}
     for one in found["measurements"]:
         times = one["seconds"]
         assert 0 < times["least"] <= times["median"] <= times["most"] and times["rounds"] == 3
         assert one["flops"] or one["bytes"]
-    (step,) = (x for x in found["measurements"] if x["part"] == TRAINING)
+    (step,) = (x for x in found["measurements"] if x["part"] == Part.TRAINING)
     assert step["tokens"] == 128 and step["shares"]["matrix product"] > 0
     assert (tmp_path / "here.png").read_bytes().startswith(b"\x89PNG")
 
@@ -101,7 +101,7 @@ def test_eight_devices_exchange_and_train_together(tmp_path):
     assert found["skipped"] == {} and "one device" not in done.stdout
     size = 8 * 2**16
     together = [x for x in found["measurements"] if x["devices"] == 8]
-    sent = {x["name"].split()[0]: x["bytes"] for x in together if x["part"] == COLLECTIVES}
+    sent = {x["name"].split()[0]: x["bytes"] for x in together if x["part"] == Part.COLLECTIVES}
     assert sent == {"all-gather": size * 7 / 8, "all-reduce": 2 * size / 8 * 7 / 8}
-    assert [x["name"] for x in together if x["part"] == TRAINING] == ["tiny, 16 × 64 tokens"]
+    assert [x["name"] for x in together if x["part"] == Part.TRAINING] == ["tiny, 16 × 64 tokens"]
     assert found["machine"]["xla_flags"] == flags["XLA_FLAGS"]

@@ -170,7 +170,7 @@ def _describe(
 ) -> dict[str, Any]:
     """Returns the header of the documents' token file, without the number of tokens."""
     number = num_bytes = 0
-    digest = hashlib.blake2b(digest_size=16)  # that of `fingerprint`
+    digest = hashlib.blake2b(digest_size=16)
     for measured in map(measure, documents):
         number += 1
         num_bytes += measured.num_bytes
@@ -271,14 +271,6 @@ def _encode_group(
         parts.append(np.array([*around[0], *ids, *around[1]], np.uint32))
     places = np.cumsum([0, *map(len, parts[:-1])])
     return np.concatenate(parts), places[[begins for begins, *_ in group]]
-
-
-def fingerprint(parts: Iterable[Any]) -> str:
-    """Returns a digest of byte strings, which also depends on their boundaries."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(hashlib.blake2b(part, digest_size=16).digest())
-    return digest.hexdigest()
 
 
 def _read_header(path: str | Path) -> dict[str, Any] | None:

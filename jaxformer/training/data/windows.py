@@ -1,6 +1,7 @@
 """Windows of a token stream: shuffled for training, and in order to score each token once."""
 
 import functools
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,7 +9,6 @@ import jax
 import numpy as np
 
 from jaxformer.training.batch import WHOLE, Batch, Ids, Share
-from jaxformer.training.data.tokens import fingerprint
 
 # Number of windows that are shuffled together. Such a block has windows from the whole text. Only
 # the order of one block is in memory, not that of all windows of a large text.
@@ -72,8 +72,10 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
         self.num_windows = whole if starts is None else -(-len(tokens) // length)
         self._tokens, self._length, self._seed, self._starts = tokens, length, seed, starts
         self._rows, self._accumulate = share.rows(batch_size, accumulate), accumulate
-        documents, corpus = None if starts is None else len(starts), np.ascontiguousarray(tokens)
-        self._identity = {**sizes, "corpus": fingerprint([corpus]), "documents": documents}
+        digest = hashlib.blake2b(np.ascontiguousarray(tokens).data, digest_size=16).digest()
+        corpus = hashlib.blake2b(digest, digest_size=16).hexdigest()  # as earlier versions wrote it
+        documents = None if starts is None else len(starts)
+        self._identity = {**sizes, "corpus": corpus, "documents": documents}
         self._block = functools.lru_cache(maxsize=2)(self._block)
         self._number = 0  # of the next batch
 

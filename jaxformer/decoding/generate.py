@@ -251,7 +251,8 @@ def _collected(
     for name in blocks[0].captured:
         steps = [block.captured[name] for block in blocks]
         if name == WEIGHTS:
-            steps = [_with_keys(x, num_keys) for x in steps]
+            widths = [(*[(0, 0)] * (x.ndim - 1), (0, num_keys - x.shape[-1])) for x in steps]
+            steps = list(map(np.pad, steps, widths))
         batch_axis = 1 if name in layer_points else 0
         x = first_rows(name, np.moveaxis(joined(steps), 0, batch_axis + 1))
         mask = is_there.reshape(*is_there.shape, *[1] * (x.ndim - batch_axis - 2))
@@ -260,12 +261,6 @@ def _collected(
         lengths = [len(x) for x in batch.prompts[:number]]
         captured[WEIGHTS] = _by_position(captured[WEIGHTS], lengths, batch.width)
     return Generation(np.where(is_there, tokens, 0), is_there.sum(axis=1), log_probs, captured)
-
-
-def _with_keys(weights: Array | np.ndarray, num_keys: int) -> np.ndarray:
-    """Returns attention weights over `num_keys` keys, padded with 0."""
-    missing = num_keys - weights.shape[-1]
-    return np.pad(weights, [(0, 0)] * (weights.ndim - 1) + [(0, missing)])
 
 
 def _by_position(weights: np.ndarray, lengths: Sequence[int], width: int) -> np.ndarray:

@@ -166,8 +166,12 @@ def fits(marks: Marks | None, shape: Sequence[int]) -> bool:
 
 
 def of_rank(marks: Marks | None, rank: int) -> Marks | None:
-    """Reshapes the marks of a scalar, which hold for every element, to `rank` axes."""
-    return marks if marks is None or marks.ndim > 1 else marks.reshape(*(1,) * rank, -1)
+    """Merges the axes after the first `rank` ones, or appends axes of size 1."""
+    if marks is None:
+        return None
+    whole = merged(marks, range(rank, marks.ndim - 1))
+    same = whole.shape[: min(rank, marks.ndim - 1)]
+    return whole.reshape(*same, *(1,) * (rank - len(same)), -1)
 
 
 def everything(inputs: Sequence[Marked], values: Sequence[Array]) -> Found:

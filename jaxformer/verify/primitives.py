@@ -110,15 +110,7 @@ def _each(equation: Equation) -> Found:
 def _behind(equation: Equation) -> Found:
     """Rule of primitives that split an element into new last axes, or merge the last axes."""
     rank = np.ndim(equation.outputs[0])
-    return [m.union(*(_of_rank(x.marks, rank) for x in equation.inputs))]
-
-
-def _of_rank(marks: Marks | None, rank: int) -> Marks | None:
-    if marks is None:
-        return None
-    whole = m.merged(marks, range(rank, marks.ndim - 1))
-    same = whole.shape[: min(rank, marks.ndim - 1)]
-    return whole.reshape(*same, *(1,) * (rank - len(same)), -1)
+    return [m.union(*(m.of_rank(x.marks, rank) for x in equation.inputs))]
 
 
 def _nothing(equation: Equation) -> Found:

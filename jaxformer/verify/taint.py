@@ -193,7 +193,8 @@ class _Run:
         outputs, bounds = [], _bounds(equation)
         for value, marks, limits in zip(equation.outputs, marks_of_each, bounds, strict=True):
             shape = np.shape(value)
-            marks = m.of_rank(marks, len(shape))
+            if marks is not None and marks.ndim == 1:  # the marks of a scalar hold for all elements
+                marks = m.of_rank(marks, len(shape))
             if not m.fits(marks, shape):
                 raise RuntimeError(f"taint's rule for {name} gave marks of another shape")
             marks = m.only_where(marks, not_constant(limits, shape)) if np.size(value) else None

@@ -149,14 +149,11 @@ def _added(sign: int) -> _Rule:
 def _multiplied(equation: Equation) -> Bounds | None:
     if all(x.bounds is None for x in equation.inputs):
         return None
-    return _product(*map(bounds_of, equation.inputs), output=equation.outputs[0])
-
-
-def _product(a: Bounds, b: Bounds, output: Array) -> Bounds:
+    a, b = map(bounds_of, equation.inputs)
     with np.errstate(invalid="ignore"):
         corners = np.stack(np.broadcast_arrays(*(x * y for x in a for y in b)))
     corners = np.where(np.isnan(corners), 0.0, corners)  # 0 × ∞, of numbers that are finite
-    return _rounded(corners.min(axis=0), corners.max(axis=0), output)
+    return _rounded(corners.min(axis=0), corners.max(axis=0), equation.outputs[0])
 
 
 def _divided(equation: Equation) -> Bounds | None:
@@ -165,7 +162,7 @@ def _divided(equation: Equation) -> Bounds | None:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
         inverse = 1 / np.asarray(b.value).astype(np.float64)
-    return _product(bounds_of(a), Bounds(inverse, inverse), equation.outputs[0])
+    return _multiplied(equation._replace(inputs=[a, Marked(inverse)]))
 
 
 def _negated(equation: Equation) -> Bounds | None:

@@ -10,7 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from jaxformer.bench.measurement import MEASURED_DTYPES, DType, Measurement, Part, Rounds
-from jaxformer.functional.attention.attend import Context, chosen_kernel
+from jaxformer.functional.attention.attend import chosen_kernel
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.dot_product import dot_product_attention
 from jaxformer.functional.attention.masks import Causal, Mask
 from jaxformer.functional.attention.platforms import fused_kernels

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxformer.doctor.machines import Target
-from jaxformer.functional.attention.attend import Context
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.attention.platforms import kernels_of
 from jaxformer.functional.cache.key_values import CacheSize

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -39,6 +39,22 @@ class Inputs:
         return Inputs(self.source, self.source_segments)
 
 
+@runtime_checkable
+class ExecutionOptions(Protocol):
+    """How models run; see `models.config.Execution`."""
+
+    @property
+    def attention(self) -> str:
+        """The implementation of attention."""
+
+    @property
+    def remat(self) -> str:
+        """What the backward pass recomputes."""
+
+    def scans(self, num_layers: int, few_tokens: bool) -> bool:
+        """Returns whether a scan runs the layers."""
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Run:
@@ -54,7 +70,7 @@ class Run:
         keeps_states: whether the cache keeps the states after each token of the pass.
     """
 
-    execution: Any = field(metadata={"static": True})
+    execution: ExecutionOptions = field(metadata={"static": True})
     dropout_key: PRNGKeyArray | None = None
     hooks: Hooks = NO_HOOKS
     placement: Placement = field(default=OneDevice(), metadata={"static": True})

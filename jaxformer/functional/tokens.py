@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxformer.functional.attention.attend import Context
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.masks import DenseMask, Mask, Padding
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo

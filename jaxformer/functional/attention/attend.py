@@ -9,93 +9,25 @@ head then serves num_heads / num_kv_heads consecutive query heads.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jaxformer.functional.attention.blockwise import blockwise_attention
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.formula import softmax
 from jaxformer.functional.attention.fused_kernels import FusedKernel, first_supporting
 from jaxformer.functional.attention.heads import group_heads, over_heads, ungroup_heads
 from jaxformer.functional.attention.masks import DenseMask, Mask, Padding
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.slots import Slots, write_slots
 from jaxformer.functional.linear.products import contract
 from jaxformer.functional.own_gradient import own_gradient
-from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.symbolic import is_known
 from jaxformer.functional.taps import NO_TAP, TapFunction
-
-KeysValues = tuple[Float[Array, "rows kv_heads keys d"], Float[Array, "rows kv_heads keys d"]]
-
-
-@dataclass(frozen=True)
-class Context:
-    """What the queries of a layer attend to: their row, the slots of a cache, or a source.
-
-    Attributes:
-        mask: which of the keys each query sees.
-        queries: positions and documents of the queries.
-        keys: positions and documents of the keys.
-        scores: scale, cap and bias.
-        implementation: "explicit", "blockwise", "fused", or "auto": fused where it supports the
-            arguments, otherwise blockwise.
-        written: for a cache, the slot of the first new token, int [], or of each, int [batch, new].
-        positions: the positions of the queries, for rotary positions; None: 0, 1, 2, …
-        point: the name of the point of the weights.
-        is_decoding_step: whether `attend` computes all scores at once, and need not exclude padding
-            or set masked keys to zero: `mask` excludes it, and `Cache.live_prefix` set them to
-            zero.
-        in_order: whether positions count the tokens of each document along the row.
-        reads: for a cache, the keys and values that `store` returns: those of its slots after the
-            new tokens are written, of the new tokens only, or of the slots before they are written,
-            followed by those of the new tokens.
-        placement: the fused kernels of the platform, and how arrays are sharded.
-    """
-
-    mask: Mask
-    queries: TokenInfo
-    keys: TokenInfo
-    scores: Scores = Scores()  # noqa: RUF009 (frozen)
-    implementation: str = "auto"
-    written: Int[Array, "*tokens"] | None = None
-    positions: Int[Array, "*batch queries"] | None = None
-    point: str = "attention.weights"
-    is_decoding_step: bool = False
-    in_order: bool = False
-    reads: Literal["slots", "new tokens", "slots before, and new tokens"] = "slots"
-    placement: Placement = OneDevice()  # noqa: RUF009 (frozen)
-
-    def store(
-        self, key: Array, value: Array, cached: Slots | None
-    ) -> tuple[KeysValues, Slots | None]:
-        """Writes the keys and values of new tokens to the cache of a layer, if there is one.
-
-        Returns:
-            (the keys and values to attend to, the cache of the layer).
-        """
-        if cached is None or self.written is None:
-            return (key, value), None
-        old = (cached.keys, cached.values)
-        keys, values = (
-            write_slots(slots, new, self.written)
-            for slots, new in zip(old, (key, value), strict=True)
-        )
-        if self.written.ndim == 0:
-            keys, values = (self.placement.place("cache.slots", x) for x in (keys, values))
-        after = replace(cached, keys=keys, values=values)
-        if self.reads == "new tokens":
-            return (key, value), after
-        if self.reads == "slots":
-            return (keys, values), after
-        before = (x.astype(new.dtype) for x, new in zip(old, (key, value), strict=True))
-        both = [jnp.concatenate(x, axis=-2) for x in zip(before, (key, value), strict=True)]
-        return (both[0], both[1]), after
 
 
 def attend(

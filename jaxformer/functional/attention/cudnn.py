@@ -12,12 +12,13 @@ Reference:
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.fused_kernels import (
     blockwise_if,
     unsupported_arrays,
@@ -53,7 +54,7 @@ class CuDNN:
         query: Float[Array, "*batch heads queries d"],
         key: Float[Array, "*batch kv_heads keys d"],
         value: Float[Array, "*batch kv_heads keys v"],
-        context: Any,
+        context: Context,
     ) -> str | None:
         """See `FusedKernel`."""
         reason = unsupported_arrays(query, key, value, DTYPES)
@@ -73,7 +74,7 @@ class CuDNN:
             return "it needs keys and values of equal shapes"
         return None
 
-    def _unsupported(self, context: Any) -> str | None:
+    def _unsupported(self, context: Context) -> str | None:
         rules, segments = context.mask.rules(), context.keys.segments
         if context.scores.cap is not None:
             return "it does not support a cap of the scores"
@@ -100,11 +101,11 @@ class CuDNN:
         query: Float[Array, "batch heads queries d"],
         key: Float[Array, "batch kv_heads keys d"],
         value: Float[Array, "batch kv_heads keys v"],
-        context: Any,
+        context: Context,
     ) -> Float[Array, "batch heads queries v"]:
         """See `FusedKernel`."""
         windows = [rule.size for rule in context.mask.rules() if type(rule) is Window]
-        rule = Rule(context.scores.scale, is_causal(context.mask), min(windows, default=None))
+        rule = Rule(context.scores.factor, is_causal(context.mask), min(windows, default=None))
         per_device, segments = context.placement.per_device, context.keys.segments
         if segments is None:
             return per_device(partial(rows_attention, rule), query, key, value)

@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Shaped
 
 from jaxformer.functional.arguments import check_choice, checks_arguments
-from jaxformer.functional.attention.attend import Context, attend
+from jaxformer.functional.attention.attend import attend
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.masks import All, DenseMask, Mask
 from jaxformer.functional.attention.platforms import fused_kernels, implementation_here
 from jaxformer.functional.attention.scores import DenseBias, Scores

@@ -5,13 +5,14 @@ and `splash` are such kernels.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import Array, Bool, DTypeLike, Float
 
 from jaxformer.functional.attention.blockwise import blockwise_attention
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.scores import Scores
 
 
@@ -32,7 +33,7 @@ class FusedKernel(Protocol):
         query: Float[Array, "*batch heads queries d"],
         key: Float[Array, "*batch kv_heads keys d"],
         value: Float[Array, "*batch kv_heads keys v"],
-        context: Any,
+        context: Context,
     ) -> str | None:
         """Returns why the kernel does not support the arguments, or None if it does."""
 
@@ -41,7 +42,7 @@ class FusedKernel(Protocol):
         query: Float[Array, "batch heads queries d"],
         key: Float[Array, "batch kv_heads keys d"],
         value: Float[Array, "batch kv_heads keys v"],
-        context: Any,
+        context: Context,
     ) -> Float[Array, "batch heads queries v"]:
         """Computes attention.
 
@@ -58,7 +59,7 @@ def first_supporting(
     query: Float[Array, "*batch heads queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
     value: Float[Array, "*batch kv_heads keys v"],
-    context: Any,
+    context: Context,
 ) -> tuple[FusedKernel | None, str]:
     """Returns the first kernel that supports the arguments, and why those before it do not."""
     reasons: list[str] = []
@@ -102,7 +103,7 @@ def blockwise_if(
     unsupported: Bool[Array, ""],
     fused: Callable[[Array, Array, Array], Array],
     arrays: tuple[Array, Array, Array],
-    context: Any,
+    context: Context,
 ) -> Float[Array, "batch heads queries v"]:
     """Computes attention by a kernel, or blockwise if at run time the kernel does not support it.
 

@@ -6,13 +6,14 @@ packed documents, if each document is contiguous, which is known only at run tim
 
 from functools import reduce
 from operator import and_
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.masks import (
     All,
     Causal,
@@ -45,7 +46,7 @@ class KeyRanges(NamedTuple):
     are_exact: Bool[Array, ""]
 
 
-def key_ranges(context: Any, batch_size: int) -> KeyRanges:
+def key_ranges(context: Context, batch_size: int) -> KeyRanges:
     """Returns the ranges of an `attention.Context` whose rules about positions are `RANGES`."""
     queries, keys = context.queries, context.keys
     rule = positional(context.mask)
@@ -67,13 +68,13 @@ def key_ranges(context: Any, batch_size: int) -> KeyRanges:
     return KeyRanges(low, high, are_exact)
 
 
-def is_packed(context: Any) -> bool:
+def is_packed(context: Context) -> bool:
     """Returns whether the rows of an `attention.Context` are packed documents."""
     packed = any(type(rule) is Packed for rule in context.mask.rules())
     return packed and context.queries.segments is not None and context.keys.segments is not None
 
 
-def has_other_positions(context: Any) -> bool:
+def has_other_positions(context: Context) -> bool:
     """Returns whether positions are given that do not count the tokens of packed documents."""
     infos = (context.queries, context.keys)
     has_positions = any(info.positions is not None for info in infos)

@@ -201,6 +201,13 @@ class Scores:
         """Returns these scores with the scale set: 1/√head_dim if it is None."""
         return replace(self, scale=1 / math.sqrt(head_dim)) if self.scale is None else self
 
+    @property
+    def factor(self) -> float:
+        """The scale, which `for_heads` has set."""
+        if self.scale is None:
+            raise ValueError("scale is None; `for_heads` sets it")
+        return self.scale
+
     def sink_of_groups(self, num_kv_heads: int) -> Float[Array, "*batch kv_heads group 1"] | None:
         """Returns the sinks of the query heads of each key head in float32, or None."""
         if self.sink is None:
@@ -242,6 +249,4 @@ class Scores:
         self, products: Float[Array, "*batch kv_heads group queries keys"]
     ) -> Float[Array, "*batch kv_heads group queries keys"]:
         """Scales and caps the products; `tile` adds the bias."""
-        if self.scale is None:
-            raise ValueError("scale is None; `for_heads` sets it")
-        return soft_cap(self.scale * products, self.cap)
+        return soft_cap(self.factor * products, self.cap)

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.fused_kernels import (
     blockwise_if,
     unsupported_arrays,
@@ -242,7 +243,7 @@ class Splash:
         query: Float[Array, "*batch heads queries d"],
         key: Float[Array, "*batch kv_heads keys d"],
         value: Float[Array, "*batch kv_heads keys v"],
-        context: Any,
+        context: Context,
     ) -> str | None:
         """See `FusedKernel`."""
         reason = unsupported_arrays(query, key, value, DTYPES)
@@ -253,7 +254,7 @@ class Splash:
         query: Float[Array, "batch heads queries d"],
         key: Float[Array, "batch kv_heads keys d"],
         value: Float[Array, "batch kv_heads keys v"],
-        context: Any,
+        context: Context,
     ) -> Float[Array, "batch heads queries v"]:
         """See `FusedKernel`."""
         if context.queries.positions is None:
@@ -266,7 +267,7 @@ class Splash:
         return blockwise_if(has_gaps, fused, (query, key, value), context)
 
 
-def _unsupported(context: Any) -> str | None:
+def _unsupported(context: Context) -> str | None:
     if context.scores.bias is not None:
         return "it does not support a bias of the scores"
     rules = context.mask.rules()
@@ -298,7 +299,7 @@ def splash_attention(
     query: Float[Array, "batch heads queries d"],
     key: Float[Array, "batch kv_heads keys d"],
     value: Float[Array, "batch kv_heads keys v"],
-    context: Any,
+    context: Context,
     interpret: bool = False,
 ) -> Float[Array, "batch heads queries v"]:
     """Computes attention by the kernel; distances are those in the row.
@@ -320,7 +321,7 @@ def splash_attention(
     )
     ids = visible_ids(context, plan, len(query))
     plan = replace(plan, has_ids=ids is not None)
-    scaled = (context.scores.scale * query.astype(jnp.float32)).astype(query.dtype)
+    scaled = (context.scores.factor * query.astype(jnp.float32)).astype(query.dtype)
     arrays = [scaled, key, value] + ([] if ids is None else [ids.query, ids.key])
     return context.placement.per_device(partial(by_row, plan), *arrays)
 
@@ -338,7 +339,7 @@ class Ids:
     key: Int[Array, "batch keys"]
 
 
-def visible_ids(context: Any, plan: Plan, batch_size: int) -> Ids | None:
+def visible_ids(context: Context, plan: Plan, batch_size: int) -> Ids | None:
     """Returns the ids; None if every query sees a key and the plan's mask hides all padding."""
     queries, keys = context.queries, context.keys
     if keys.segments is None:

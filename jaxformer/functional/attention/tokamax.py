@@ -22,6 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.fused_kernels import (
     blockwise_if,
     unsupported_arrays,
@@ -63,7 +64,7 @@ class Tokamax:
         query: Float[Array, "*batch heads queries d"],
         key: Float[Array, "*batch kv_heads keys d"],
         value: Float[Array, "*batch kv_heads keys v"],
-        context: Any,
+        context: Context,
     ) -> str | None:
         """See `FusedKernel`."""
         reason = unsupported_arrays(query, key, value, DTYPES)
@@ -82,14 +83,14 @@ class Tokamax:
         query: Float[Array, "batch heads queries d"],
         key: Float[Array, "batch kv_heads keys d"],
         value: Float[Array, "batch kv_heads keys v"],
-        context: Any,
+        context: Context,
     ) -> Float[Array, "batch heads queries v"]:
         """See `FusedKernel`."""
         ranges = key_ranges(context, len(query))
         of_rows = partial(
             _attention_in_ranges,
             self.compute or tokamax_attention,
-            context.scores.scale,
+            context.scores.factor,
             context.scores.cap,
         )
 
@@ -102,7 +103,7 @@ class Tokamax:
         return blockwise_if(~ranges.are_exact, fused, (query, key, value), context)
 
 
-def _unsupported(context: Any) -> str | None:
+def _unsupported(context: Context) -> str | None:
     if context.scores.bias is not None:
         return "it does not support a bias of the scores without an array of all scores"
     if has_other_positions(context):

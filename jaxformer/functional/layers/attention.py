@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from jaxformer.functional.attention.attend import Context, attend
+from jaxformer.functional.attention.attend import attend
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Causal, Mask, Packed
 from jaxformer.functional.attention.scores import Alibi, RelativePositions, Scores

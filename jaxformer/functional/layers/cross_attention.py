@@ -20,7 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from jaxformer.functional.attention.attend import Context, KeysValues, attend
+from jaxformer.functional.attention.attend import attend
+from jaxformer.functional.attention.context import Context, KeysValues
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.cache.slots import SourceSlots

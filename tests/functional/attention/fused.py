@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.functional.attention.attend import Context, attend
+from jaxformer.functional.attention.attend import attend
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.masks import Packed
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo

@@ -11,7 +11,8 @@ from hypothesis import given
 
 import jaxformer as jf
 from jaxformer.functional.attention import blockwise, long_rows
-from jaxformer.functional.attention.attend import Context, attend
+from jaxformer.functional.attention.attend import attend
+from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.dot_product import dot_product_attention
 from jaxformer.functional.attention.fused_kernels import unsupported_scores
 from jaxformer.functional.attention.masks import Causal, Packed

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from jaxformer.functional import FeedForward, Packed, Residual, SubLayer
+from jaxformer.functional import (
+    Attention,
+    Causal,
+    FeedForward,
+    LayerNorm,
+    Packed,
+    Residual,
+    SubLayer,
+    Window,
+)
 from jaxformer.verify import rules
 from tests.models import own_stacks
 from tests.models.own_layer import Memory, with_memory
@@ -41,6 +50,24 @@ def reference(weights, x, segments, decay=0.9):
                 state = decay * state * (segment == last) + x[row, t] @ kernel + bias
                 last, hidden[row, t] = segment, state
     return hidden
+
+
+def test_attention_with_any_mask_holds_within_documents():
+    """Steps see neither the empty slots of a cache nor another document, as whole rows do."""
+    for mask in (Causal(), Causal() & Window(3)):
+        attention = Residual(Attention(4, 4, 2, mask=mask), LayerNorm())
+        own = jf.Decoder(CONFIG, layers=((attention,),) * CONFIG.num_layers)
+        variables, tokens = tiny.weights(own, 0), tiny.tokens(0, 1, 8)
+        segments = jnp.array([[1, 1, 1, 2, 2, 2, 0, 2]])
+        whole = tiny.apply(own)(variables, tokens, segments)
+        cache, logits = jf.start(own, variables, 1, 16), []
+        for i in range(8):
+            columns = slice(i, i + 1)
+            each, cache = jf.advance(
+                own, variables, tokens[:, columns], cache, segments=segments[:, columns]
+            )
+            logits.append(each)
+        tiny.close(jnp.concatenate(logits, axis=1), whole, where=segments != 0)
 
 
 @given(seed=tiny.seeds, segments=tiny.segment_batches(2))

@@ -69,7 +69,7 @@ class Attention(SubLayer):
         num_heads: number of query heads.
         num_kv_heads: number of key and value heads, which divides num_heads.
         head_dim: width of a head.
-        mask: which tokens a token sees.
+        mask: which tokens of its document a token sees; `Packed` is added if it is missing.
         rotary: rotary positions, or None.
         query_key_norm: a norm of queries and keys before rotary positions, or None.
         norms_all_heads: whether that norm is over all heads together, instead of over each head.
@@ -101,6 +101,11 @@ class Attention(SubLayer):
     output_bias: bool = True
     has_sinks: bool = False
     has_gate: bool = False
+
+    def __post_init__(self) -> None:
+        """Limits the mask to the tokens of a document: a cache has empty slots, and padding."""
+        if not any(isinstance(rule, Packed) for rule in self.mask.rules()):
+            object.__setattr__(self, "mask", self.mask & Packed())
 
     def rule(self) -> Mask:
         """See `SubLayer`."""

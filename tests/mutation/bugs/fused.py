@@ -116,7 +116,7 @@ BUGS = (
     Bug(
         "tokamax: the scale is lost",
         "functional.attention.tokamax:Tokamax.attention",
-        Replace("context.scores.scale", "1.0"),
+        Replace("context.scores.factor", "1.0"),
         f"{TOKAMAX}::test_scale_and_cap",
     ),
     Bug(
@@ -200,7 +200,7 @@ BUGS = (
     Bug(
         "splash: the scale is lost",
         "functional.attention.splash:splash_attention",
-        Replace("context.scores.scale * query.astype(jnp.float32)", "query.astype(jnp.float32)"),
+        Replace("context.scores.factor * query.astype(jnp.float32)", "query.astype(jnp.float32)"),
         f"{SPLASH}::test_scale_and_cap",
     ),
     Bug(

@@ -66,7 +66,8 @@ class Run:
         dropout_key: a random key, which means training; None: no dropout.
         hooks: points to capture and patch.
         placement: where the values lie on devices.
-        is_first: whether the cache is empty, so that the new tokens attend to each other only.
+        is_first: whether the cache is empty. Many new tokens then attend to each other only; few of
+            them read the slots anyway.
         keeps_states: whether the cache keeps the states after each token of the pass.
     """
 

@@ -113,8 +113,8 @@ class Model:
     ) -> Forward:
         """Computes the input of the head [batch, length, dim].
 
-        Invalid batch elements become NaN (see `mask_invalid_rows`), because a write beyond the
-        capacity would otherwise overwrite the last slots.
+        Invalid rows become NaN (see `mask_invalid_rows`): a write beyond the capacity has
+        overwritten the last slots, and its result must not look valid.
 
         Args:
             weights: those of `initializers`.
@@ -133,15 +133,16 @@ class Model:
             (tokens, after), states = Tokens.of_cache(inputs, cache, run), cache.current_states
         tap = tokens.tap(run.hooks)
         x = self.embedding(weights, inputs, tokens.new.positions, embed_key, tap)
-        x, states, captured, auxiliary = run_stack(
-            self.stack, weights, x, tokens, states, layer_keys
-        )
-        x = self.transformed(weights, tap("final_norm", self.stack.finish(weights, x)))
-        captured = {**({} if encoded is None else encoded.captured), **tap.captured, **captured}
+        passed = run_stack(self.stack, weights, x, tokens, states, layer_keys)
+        x = tap("final_norm", self.stack.finish(weights, passed.hidden))
+        x = self.transformed(weights, x)
+        of_source = {} if encoded is None else encoded.captured
+        captured = {**of_source, **tap.captured, **passed.captured}
         if cache is not None and after is not None:
-            after = after.with_states(states, tokens.new if run.keeps_states else None)
+            # Its tables are those after the new tokens already.
+            after = after.with_states(passed.states, tokens.new if run.keeps_states else None)
             x = mask_invalid_rows(x, cache, after, self.masks)
-        return Forward(x, captured, after, auxiliary, states)
+        return passed._replace(hidden=x, captured=captured, cache=after)
 
     def encode(self, weights: Weights, source: Inputs, run: Run) -> Forward:
         """Encodes a source."""

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.scores import RelativePositions
+from jaxformer.functional.inputs import Forward
 from jaxformer.functional.layers.layer import (
     Layer,
     LayerInputs,
@@ -30,7 +31,7 @@ from jaxformer.functional.layers.layer import (
     weight_shapes_of,
 )
 from jaxformer.functional.layers.norms import Norm
-from jaxformer.functional.layers.sublayer import Initial, SubLayer, in_pass
+from jaxformer.functional.layers.sublayer import Initial, SubLayer, with_contexts
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.tokens import Tokens, is_few
 from jaxformer.functional.trees import (
@@ -42,7 +43,7 @@ from jaxformer.functional.trees import (
 )
 
 
-class Segment(NamedTuple):
+class Repetition(NamedTuple):
     """The layers `first` … `stop − 1`, which a scan runs: layer n + period equals layer n.
 
     In a stack of one layer without a window for every five with one, the period is six.
@@ -104,15 +105,17 @@ class Stack:
         return tuple(accumulate(self.layers, lambda dim, x: output_dim(x, dim), initial=self.dim))
 
     @cached_property
-    def segment(self) -> Segment:
+    def repetition(self) -> Repetition:
         """How a scan runs the layers."""
         first, period = find_period(list(zip(self.layers, self.dims[:-1], strict=True)))
         num_layers = len(self.layers)
-        return Segment(first, period, num_layers - (num_layers - first) % period)
+        return Repetition(first, period, num_layers - (num_layers - first) % period)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The numbers of the layers whose weights have equal shapes, for each such group.
+
+        Groups say how weights are stacked, `repetition` says how a scan runs the layers.
 
         Layers of a group share a stacked tree, but need not be equal: they may differ in a window.
         """
@@ -165,14 +168,14 @@ class Stack:
         }
         return [trees[number] for number in range(len(self.layers))]
 
-    def outside_segment(self, weights: Any) -> dict[int, Weights]:
-        """Returns the weights of each layer before and after the segment, by its number."""
+    def outside_repetition(self, weights: Any) -> dict[int, Weights]:
+        """Returns the weights of each layer before and after the repetition, by its number."""
         groups = self.by_group(weights).items()
         return {
             number: jax.tree.map(lambda leaf, place=place: leaf[place], tree)
             for some, tree in groups
             for place, number in enumerate(some)
-            if not self.segment.first <= number < self.segment.stop
+            if not self.repetition.first <= number < self.repetition.stop
         }
 
     def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
@@ -189,22 +192,6 @@ class Stack:
         ]
 
 
-class StackOutput(NamedTuple):
-    """What the layers of a stack return.
-
-    Attributes:
-        x: the output of the last layer, before the final norm.
-        states: the states of each layer, by the names of its sub-layers.
-        captured: {name: value}; the first axis is that of the layers that have the point.
-        auxiliary: sums over the layers, for the objective.
-    """
-
-    x: Float[Array, "batch length dim"]
-    states: Sequence[Mapping[str, Any]]
-    captured: dict[str, Array]
-    auxiliary: dict[str, Array]
-
-
 def run_stack(
     stack: Stack,
     weights: Weights,
@@ -212,7 +199,7 @@ def run_stack(
     tokens: Tokens,
     states: Sequence[Mapping[str, Any]] | None = None,
     dropout_keys: Sequence[PRNGKeyArray | None] | None = None,
-) -> StackOutput:
+) -> Forward:
     """Runs all layers, by a scan or unrolled.
 
     Args:
@@ -222,10 +209,14 @@ def run_stack(
         tokens: the tokens of the pass.
         states: what each layer kept of earlier tokens, by sub-layer; None: nothing.
         dropout_keys: a key for each layer; None: no dropout.
+
+    Returns:
+        The output of the last layer, before the final norm. The first axis of a captured value is
+        that of the layers that have the point.
     """
     num_layers, run = len(stack.layers), tokens.run
     scans = run.execution.scans(num_layers, tokens.slots is not None and is_few(x.shape[1]))
-    steps = layer_steps(stack, in_pass(stack.sublayers, tokens, weights), scans)
+    steps = layer_steps(stack, with_contexts(stack.sublayers, tokens, weights), scans)
     columns = (
         dropout_keys or [None] * num_layers,
         states or [{}] * num_layers,
@@ -233,17 +224,19 @@ def run_stack(
     )
     inputs = [LayerInputs(*each) for each in zip(*columns, strict=True)]
     blocks, outputs = weights["blocks"], []
-    alone = stack.outside_segment(blocks) if scans else dict(enumerate(stack.layer_trees(blocks)))
+    alone = (
+        stack.outside_repetition(blocks) if scans else dict(enumerate(stack.layer_trees(blocks)))
+    )
     for number, layer in enumerate(stack.layers):
         if number in alone:
             x, *output = steps[layer](alone[number], x, inputs[number])
             outputs.append(output)
-        elif number == stack.segment.first:
+        elif number == stack.repetition.first:
             x, repeated = _scan(stack, steps, x, blocks, inputs)
             outputs += repeated
     after, captured, auxiliary = zip(*outputs, strict=True)
     sums = {name: value.sum(axis=0) for name, value in _stacked(auxiliary).items()}
-    return StackOutput(x, after, _stacked(captured), sums)
+    return Forward(x, _stacked(captured), auxiliary=sums, states=after)
 
 
 def layer_steps(
@@ -283,12 +276,12 @@ def _scan(
     weights: Any,
     inputs: Sequence[LayerInputs],
 ) -> tuple[Float[Array, "batch length dim"], list[list]]:
-    """Runs the layers of the stack's segment by a scan over its periods.
+    """Runs the layers of the repetition by a scan over its periods.
 
     Returns:
         (x, [states, captured, auxiliary] of each of these layers).
     """
-    first, period, stop = stack.segment
+    first, period, stop = stack.repetition
 
     def one_period(
         x: Float[Array, "batch length dim"], part: tuple[dict, list[LayerInputs]]
@@ -304,7 +297,7 @@ def _scan(
     periods = range(first, stop, period)
     by_place = [stack_trees([inputs[n + place] for n in periods]) for place in range(period)]
     groups = stack.by_group(weights).items()
-    trees = dict(_by_period(stack.segment, *group) for group in groups)
+    trees = dict(_by_period(stack.repetition, *group) for group in groups)
     trees = {members: tree for members, tree in trees.items() if members}
     x, outputs = jax.lax.scan(one_period, x, (trees, by_place))
     unstacked = [unstack(output, len(periods)) for output in map(tuple, outputs)]
@@ -312,13 +305,13 @@ def _scan(
 
 
 def _by_period(
-    segment: Segment, numbers: tuple[int, ...], tree: Weights
+    repetition: Repetition, numbers: tuple[int, ...], tree: Weights
 ) -> tuple[tuple[int, ...], Weights]:
     """Returns the layers of a group in the first period, and the weights of those in all periods.
 
     The weights are [periods, layers of the group in a period, …].
     """
-    first, period, stop = segment
+    first, period, stop = repetition
     members = tuple(n for n in numbers if first <= n < first + period)
     if not members:
         return members, tree

@@ -113,14 +113,6 @@ class Hooks:
         """Returns the hooks for the pass that predicts generated token number `step`."""
         return replace(self, step=step) if self.patch else self
 
-    def of_layers(self, num_layers: int) -> list["Hooks"]:
-        """Returns the hooks of each layer."""
-        patches = {name: entry.of_layers(name, num_layers) for name, entry in self.patch.items()}
-        return [
-            replace(self, patch={name: entries[layer] for name, entries in patches.items()})
-            for layer in range(num_layers)
-        ]
-
     def of_token(self, index: Int[Array, ""], length: int) -> "Hooks":
         """Returns the hooks of one token; see `Patch.of_token`."""
         patch = {name: entry.of_token(index, length) for name, entry in self.patch.items()}

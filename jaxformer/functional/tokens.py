@@ -46,11 +46,12 @@ class Tokens:
     Attributes:
         new: the tokens of the pass.
         run: how the pass runs.
-        slots: the slots of the cache for the layers of each reach; None: the tokens are complete
+        slots: for the layers of each reach, which tokens the slots of the cache hold and where the
+            new ones go; keys and values are in the layers' states. None: the tokens are complete
             sequences.
         source: length and padding of the sources; None: the model reads none.
         encoded: the encoder's result for the sources; None: the cache has read them.
-        contexts: what all layers with a sub-layer share in the pass; see `sublayer.in_pass`.
+        contexts: what all layers with a sub-layer share in the pass; see `sublayer.with_contexts`.
     """
 
     new: TokenInfo
@@ -95,7 +96,7 @@ class Tokens:
         at_once = is_step(run, self.new.length)
         if at_once:  # all layers share the bias and the mask
             scores, mask = scores.evaluated(self.new, keys), DenseMask(mask(self.new, keys))
-        # Captured weights have an axis of slots.
+        # Captured weights need the axis of slots, so explicit attention always reads them.
         elif run.is_first and implementation_of(run) != "explicit":
             context = self._without_slots(mask, scores)
             return replace(context, written=view.written, reads="new tokens")
@@ -104,11 +105,10 @@ class Tokens:
             self.new,
             keys,
             scores,
-            implementation_of(run),
+            "step" if at_once else implementation_of(run),
             written=view.written,
             reads=reads,
             positions=self.new.positions,
-            is_decoding_step=at_once,
             placement=run.placement,
         )
 
@@ -142,14 +142,14 @@ class Tokens:
         if self.source is None:
             raise ValueError("source is None; cross-attention reads one")
         point, run, num_queries = "cross_attention.weights", self.run, self.new.length
-        is_cached = self.encoded is None  # with zeros as keys and values of padding
+        # A cache has zeros as keys and values of padding.
+        at_once = self.encoded is None and is_step(run, num_queries, point)
         return Context(
             Padding(),
             TokenInfo(num_queries),
             self.source,
             scores,
-            implementation_of(run, point),
+            "step" if at_once else implementation_of(run, point),
             point=point,
-            is_decoding_step=is_cached and is_step(run, num_queries, point),
             placement=run.placement,
         )

@@ -32,7 +32,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional.attention.heads import merge_heads
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer
-from jaxformer.functional.layers.sublayer import in_pass
+from jaxformer.functional.layers.sublayer import with_contexts
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.tokens import Tokens
@@ -203,7 +203,7 @@ def receiver_input(
     """Computes the queries, keys or values of a layer from its input."""
     stack = model.architecture.stack
     tokens = Tokens.of_sequences(state.inputs, model.run())
-    tokens = in_pass(stack.sublayers, tokens, state.weights)
+    tokens = with_contexts(stack.sublayers, tokens, state.weights)
 
     def run(layer: Layer, block: Weights, x: Float[Array, "batch length dim"]) -> Array:
         return project(layer, tokens, block, x)[INPUTS.index(name)]

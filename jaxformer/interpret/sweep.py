@@ -36,7 +36,7 @@ from jaxformer.functional.cache.slots import Slots
 from jaxformer.functional.cache.table import SlotView
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer, LayerInputs, run_layer
-from jaxformer.functional.layers.sublayer import in_pass
+from jaxformer.functional.layers.sublayer import with_contexts
 from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
@@ -287,7 +287,7 @@ def patched_token(
         return new
     replaced = {"attention.heads": at_site(corrupted["attention.heads"]), grid.point: new}
     hooks = Hooks(patch={name: Patch(True, x) for name, x in replaced.items()})
-    alone = in_pass(stack.sublayers, Tokens(TokenInfo(1), model.run()), weights)
+    alone = with_contexts(stack.sublayers, Tokens(TokenInfo(1), model.run()), weights)
 
     def run(layer: Layer, block: Weights, x: Float[Array, "batch 1 dim"]) -> Array:
         return run_layer(layer, alone, block, x, LayerInputs(hooks=hooks)).x
@@ -320,7 +320,7 @@ def remaining_layers(
         """Returns the pass over the tokens from `begin` on, which see the whole row."""
         new = TokenInfo(length - begin, jnp.arange(begin, length, dtype=jnp.int32))
         row = SlotView(TokenInfo(length), jnp.int32(begin))
-        return in_pass(stack.sublayers, Tokens(new, model.run(), {None: row}), state.weights)
+        return with_contexts(stack.sublayers, Tokens(new, model.run(), {None: row}), state.weights)
 
     tokens, last_token = tokens_from(start), tokens_from(length - 1)
 

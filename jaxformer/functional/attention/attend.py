@@ -53,7 +53,7 @@ def attend(
         Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
     """
     context = replace(context, scores=context.scores.for_heads(query.shape[-1]))
-    if not context.is_decoding_step:
+    if context.implementation != "step":
         if context.keys.segments is not None:
             context = replace(context, mask=context.mask & Padding())
         query, key, value = _zero_masked(query, key, value, context)

@@ -25,13 +25,11 @@ class Context:
         keys: positions and documents of the keys.
         scores: scale, cap and bias.
         implementation: "explicit", "blockwise", "fused", or "auto": fused where it supports the
-            arguments, otherwise blockwise.
+            arguments, otherwise blockwise. "step" is explicit for few queries over a cache: the
+            mask excludes padding, and `Cache.live_prefix` has set masked keys to zero.
         written: for a cache, the slot of the first new token, int [], or of each, int [batch, new].
         positions: the positions of the queries, for rotary positions; None: 0, 1, 2, …
         point: the name of the point of the weights.
-        is_decoding_step: whether `attend` computes all scores at once, and need not exclude padding
-            or set masked keys to zero: `mask` excludes it, and `Cache.live_prefix` set them to
-            zero.
         in_order: whether positions count the tokens of each document along the row.
         reads: for a cache, the keys and values that `store` returns: those of its slots after the
             new tokens are written, of the new tokens only, or of the slots before they are written,
@@ -47,7 +45,6 @@ class Context:
     written: Int[Array, "*tokens"] | None = None
     positions: Int[Array, "*batch queries"] | None = None
     point: str = "attention.weights"
-    is_decoding_step: bool = False
     in_order: bool = False
     reads: Literal["slots", "new tokens", "slots before, and new tokens"] = "slots"
     placement: Placement = OneDevice()  # noqa: RUF009 (frozen)

@@ -35,8 +35,8 @@ class CacheSize:
     Attributes:
         batch_size: number of rows.
         capacity: the most tokens of a row, padding included.
-        ring: True: every layer has a window, and a ring of `capacity` slots. False: all layers have
-            `capacity` slots. None: layers with a window have a ring if that is smaller.
+        ring: True: each layer gets a ring of `capacity` slots, and must have a window. False: each
+            layer gets `capacity` slots. None: layers with a window get a ring if that is smaller.
         most: the capacity to which the cache may grow; None: it does not grow.
     """
 
@@ -55,7 +55,8 @@ class Cache:
         states: for each layer the states of its sub-layers, by name: `Slots`, `SourceSlots`, or the
             arrays of `SubLayer.init_state`, whose first axis is the batch. `TokenStates` has these
             arrays after each token of the last pass.
-        tables: the tokens in the slots, for layers of one reach each.
+        tables: the tokens in the slots, a table for each entry of `reaches`; layers of one reach
+            share it.
         cursor: the segment, document and position at which each row stopped.
         length: int [], number of tokens read so far, padding included.
         reaches: the reach of each table, None for that of all tokens.
@@ -125,7 +126,8 @@ class Cache:
 
         Args:
             states: the states after a pass.
-            tokens: the tokens of the pass if states without slots are those after each token.
+            tokens: the tokens of the pass, if `Run.keeps_states` is True: states without slots are
+                then those after each token. Otherwise None.
         """
         pairs = list(zip(self.current_states, states, strict=True))
         if tokens is not None:
@@ -137,8 +139,9 @@ class Cache:
 
         A step attends to all slots of the cache that it gets, so its cost grows with `slots` and
         not with the capacity. `merge_prefix` copies the prefix back. Empty slots are set to zero
-        here, once for many steps, because 0 × NaN is NaN. A ring with at most `slots` slots remains
-        whole. A larger one is cut too: if all tokens fit into `slots`, it has reused no slot.
+        here, once for many steps, because 0 × NaN is NaN. A ring of at most `slots` slots is kept
+        whole. A larger one is cut, which is safe: if all tokens fit into `slots`, it has reused no
+        slot.
 
         Raises:
             ValueError: all layers have a window, and `slots` is smaller than a ring.
@@ -379,7 +382,7 @@ def init_cache(
 def _table_sizes(reaches: Sequence[int | None], size: CacheSize) -> dict[int | None, int]:
     """Returns the number of slots of each table, by its reach.
 
-    A window has a ring where that has fewer slots than the cache may ever have.
+    A window gets a ring only if the ring is smaller than the largest capacity of the cache.
     """
     if size.ring:
         largest = max(reach for reach in reaches if reach is not None)

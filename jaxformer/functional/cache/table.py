@@ -124,7 +124,8 @@ class SlotTable:
         """
         ring, written, earlier = self.ring, used, None
         if ring is not None:
-            # With fewer slots than its window, it is part of a ring that has reused none of them.
+            # A ring with fewer slots than its window is the start of one: see `Cache.live_prefix`.
+            # It has reused no slot, and all its tokens fit.
             overwrites = tokens.length > self.slots - ring.reach + 1
             if overwrites and self.slots >= ring.reach:
                 earlier = TokenInfo(self.slots, self.positions, self.documents)

@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from jaxformer.functional.arguments import checks_arguments
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.layers.norms import Norm
-from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer, in_pass
+from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer, with_contexts
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
 from jaxformer.functional.tokens import Tokens
@@ -37,7 +37,8 @@ class PartAt(NamedTuple):
         states: the state of each sub-layer after the earlier tokens, by name.
         dropout_key: a random key, which means training; None: no dropout.
         tap: captures and replaces values.
-        points: the names of the residual stream after each sub-layer of the part.
+        points: for each sub-layer of the part, the name by which the residual stream after it is
+            captured.
     """
 
     tokens: Tokens
@@ -223,7 +224,7 @@ def run_layer(
     x: Float[Array, "*batch length dim"],
     inputs: LayerInputs = LayerInputs(),  # noqa: B008 (never changed)
 ) -> LayerOutput:
-    """Computes one layer: x ← x + F(Norm(x)) for each of its sub-layers F.
+    """Computes one layer: each part reads the residual stream x and returns the new one.
 
     Args:
         layer: the parts of the layer.
@@ -269,7 +270,9 @@ def block(
     tokens: Tokens,
     shared: Weights = {},  # noqa: B006 (never changed)
 ) -> Output:
-    """Computes one layer, as `run_layer` does, after checking that the weights fit it.
+    """Checks that the weights fit the layer, and computes this layer alone.
+
+    Models call `run_layer`, which does not check.
 
     Args:
         weights: the weights of its sub-layers and norms, by name.
@@ -282,7 +285,7 @@ def block(
         ValueError: a size or a part of the weights does not fit.
         TypeError: an argument has another type.
     """
-    output = run_layer(layer, in_pass(sublayers_of(layer), tokens, shared), weights, x)
+    output = run_layer(layer, with_contexts(sublayers_of(layer), tokens, shared), weights, x)
     return Output(output.x, output.states, output.auxiliary)
 
 

@@ -44,8 +44,8 @@ class At(NamedTuple):
     """What a sub-layer reads besides its weights and x.
 
     Attributes:
-        context: the result of the sub-layer's `context` for this pass. Equal sub-layers of all
-            layers share it.
+        context: what the sub-layer's `context` returned for this pass: for attention, the mask and
+            the positions of the keys. Equal sub-layers of all layers share it.
         state: the state of this layer after the earlier tokens; None: there are none.
         tap: captures and replaces the values at the sub-layer's points.
         keeps_states: whether to return the state after each token, [batch, length, …], instead of
@@ -83,7 +83,8 @@ class Output(NamedTuple):
 
     Attributes:
         x: the output.
-        state: what the next tokens need of these; for a part of a layer, by the sub-layer's name.
+        state: what later passes need of the tokens so far; None: nothing. For a part of a layer,
+            by the name of the sub-layer.
         auxiliary: sums for the objective, by name, such as the balance loss of a router.
     """
 
@@ -210,6 +211,6 @@ class SubLayer(ABC):
         return ()
 
 
-def in_pass(sublayers: Iterable[SubLayer], tokens: Tokens, shared: Weights) -> Tokens:
-    """Returns the pass with the context of each sub-layer; `shared` are the model's weights."""
+def with_contexts(sublayers: Iterable[SubLayer], tokens: Tokens, shared: Weights) -> Tokens:
+    """Returns the tokens with the context of each sub-layer; `shared` are the model's weights."""
     return replace(tokens, contexts={x: x.context(tokens, shared) for x in sublayers})

@@ -60,7 +60,7 @@ def with_gradients(form):
         mask, how = Causal() & Packed(), "explicit" if form == "explicit" else "blockwise"
         context = Context(mask, info, info, Scores(sink=sink), how)
         if form == "step":
-            context = replace(context, is_decoding_step=True)
+            context = replace(context, implementation="step")
         output, pull_back = jax.vjp(
             lambda q, k, v, s: attend(
                 q, k, v, replace(context, scores=replace(context.scores, sink=s))

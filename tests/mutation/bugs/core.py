@@ -36,7 +36,7 @@ def long_chunks_from_zero(self_attention):
 
     def from_zero(context):
         own = replace(context.queries, positions=None)
-        is_long = context.written is not None and not context.is_decoding_step
+        is_long = context.written is not None and context.implementation != "step"
         return replace(context, queries=own) if is_long else context
 
     return then(from_zero)(self_attention)
@@ -252,7 +252,9 @@ BUGS = (
         "the source's padding is seen by cross-attention",
         "functional.tokens:Tokens.source_attention",
         then(
-            lambda x: x if x.is_decoding_step else replace(x, keys=replace(x.keys, segments=None))
+            lambda x: (
+                x if x.implementation == "step" else replace(x, keys=replace(x.keys, segments=None))
+            )
         ),
         f"{SOURCE}::test_where_the_padding_of_a_source_stands_does_not_matter",
     ),
@@ -260,7 +262,9 @@ BUGS = (
         "cached cross-attention sees the source's padding",
         "functional.tokens:Tokens.source_attention",
         then(
-            lambda x: replace(x, keys=replace(x.keys, segments=None)) if x.is_decoding_step else x
+            lambda x: (
+                replace(x, keys=replace(x.keys, segments=None)) if x.implementation == "step" else x
+            )
         ),
         f"{ANY_CHUNKING}[encoder-decoder]",
     ),

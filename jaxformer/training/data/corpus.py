@@ -68,10 +68,8 @@ class Documents:
         Returns:
             A line for each source that has such documents.
         """
-        before, self._is_present = (
-            self._is_present,
-            self._is_present & (self._table["num_bytes"] > 0),
-        )
+        before = self._is_present
+        self._is_present = before & (self._table["num_bytes"] > 0)
         return self._drop(before, self.digests, "a copy of", "copies of others or empty")
 
     def drop_alike(self, digests: np.ndarray) -> list[str]:
@@ -154,12 +152,12 @@ class Documents:
 
     def _spans(self) -> Iterator[tuple[Source, int, int]]:
         """Yields each source with the numbers where its documents begin and end."""
-        return zip(self._sources, [0, *self._ends[:-1]], self._ends, strict=True)
+        return zip(self._sources, [0, *self._ends], self._ends, strict=False)
 
     @property
     def _table(self) -> np.ndarray:
         """`_MEASURED` of each document, also of those that were dropped."""
-        return np.frombuffer(bytes(self._measured), _MEASURED)
+        return np.frombuffer(self._measured, _MEASURED)
 
     @property
     def num_bytes(self) -> int:

@@ -146,8 +146,7 @@ class LanguageModel(nn.Module):
             source_segments: 0 for padding of the source; None: no padding.
         """
         inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
-        run = self.run(self.dropout_key())
-        passed = self.architecture.forward(self.weights, inputs, run)
+        passed = self.forward(self.weights, inputs, dropout_key=self.dropout_key())
         return self.logits(self.weights, passed.hidden)
 
     def hidden_states(
@@ -160,8 +159,7 @@ class LanguageModel(nn.Module):
     ) -> Float[Array, "batch length dim"]:
         """Computes the input of the head, for losses that apply the head in chunks."""
         inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
-        run = self.run(self.dropout_key())
-        return self.architecture.forward(self.weights, inputs, run).hidden
+        return self.forward(self.weights, inputs, dropout_key=self.dropout_key()).hidden
 
     def inspect(
         self,
@@ -191,8 +189,8 @@ class LanguageModel(nn.Module):
         """
         inputs = self.inputs(Inputs(tokens, segments, token_types, source, source_segments))
         hooks = hooks_of_texts(capture, patch, self.points, inputs)
-        run = self.run(self.dropout_key(), hooks)
-        passed = self.architecture.forward(self.weights, inputs, run)
+        key = self.dropout_key()
+        passed = self.forward(self.weights, inputs, dropout_key=key, hooks=hooks)
         return self.logits(self.weights, passed.hidden), passed.captured
 
     def head(self) -> Weights:

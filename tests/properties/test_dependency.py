@@ -168,7 +168,7 @@ def jacobian_through_tables(attention, layers):
         tokens = Tokens.of_sequences(Inputs(x), Run(model.execution))
 
         def output(x):
-            return one_number(run_stack(stack, {"blocks": blocks}, x, tokens).x)
+            return one_number(run_stack(stack, {"blocks": blocks}, x, tokens).hidden)
 
         return by_jacobian(output, x)
 

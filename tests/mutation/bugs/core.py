@@ -294,12 +294,8 @@ BUGS = (
     ),
     Bug(
         "an encoder sees other documents",
-        "models.builders.transformers:self_attention_mask",
-        lambda rule: (
-            lambda config, mask=None: (
-                functional().Padding() if config.bidirectional else rule(config, mask)
-            )
-        ),
+        "functional.tokens:Tokens.self_attention",
+        takes(mask=lambda x: x if functional().Causal() in x.rules() else functional().Padding()),
         f"{ENCODER}::test_a_document_gives_what_it_gives_alone",
     ),
     # ---- scores

@@ -95,6 +95,7 @@ def train(out, read=batch_of, config=CONFIG, **options):
     return fit(config, Preferred(), read, out, **options)
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_continues_as_if_it_had_not(tmp_path, quick_compilation):
     """The script fails at batch 8, after the checkpoint of step 5, and is run again."""
     whole = train(tmp_path / "whole")

@@ -153,7 +153,7 @@ def dense(layer, weights, x):
     return jnp.einsum("...ke,e...d->...d", shares, each)
 
 
-@pytest.mark.parametrize("form", LAYERS[:3])
+@pytest.mark.parametrize("form", LAYERS[1:3])
 @given(seed=tiny.seeds)
 def test_gradients_are_those_of_all_experts_on_all_tokens(form, seed):
     """In reverse mode, and in forward mode along a random direction."""

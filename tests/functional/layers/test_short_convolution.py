@@ -190,6 +190,7 @@ def test_a_saved_model_is_loaded(tmp_path):
     tiny.close(loaded.model.apply(loaded.variables, tokens), model.apply(variables, tokens), 0.0)
 
 
+@pytest.mark.slow
 def test_a_scan_is_the_unrolled_stack():
     model = model_of(layer_types=("short_convolution", "attention"))
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, LENGTH)

@@ -57,12 +57,14 @@ from jaxformer.models.language_model import LanguageModel, Variables
 
 _LIBRARIES = ("jaxformer", "flax", "dataclasses")  # dataclasses writes __replace__
 # Fields of a model that are saved or do not change its results.
-_RESTORED = {"config", "execution", "family", "generation", "checkpoint_dtype", "parent", "name"}
-_RESTORED |= {"layers"}
+_RESTORED = {
+    *("config", "execution", "layers", "family", "generation", "checkpoint_dtype"),
+    *("parent", "name"),
+}
 
 
 class Checkpoint(NamedTuple):
-    """A model, its variables and its tokenizer, or None if it has no tokenizer."""
+    """A model, its variables and its tokenizer, which is None if the folder has none."""
 
     model: LanguageModel
     variables: dict

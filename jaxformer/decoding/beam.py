@@ -118,9 +118,9 @@ class Ending:
     """What ends hypotheses and searches, and constrains the tokens of hypotheses.
 
     The search of a row is over when the row has `beam_width` finished hypotheses and, unless
-    `early_stopping` is True, no live hypothesis can still score better than the worst of them. To
-    decide that, False divides the log P of a live hypothesis by its present length; "never" uses an
-    upper bound of its score.
+    `early_stopping` is True, no live hypothesis can still score better than the worst of them. The
+    score that a live hypothesis can reach is, with False, its score at its present length; with
+    "never", an upper bound for all lengths.
 
     Attributes:
         stops: int [stops], ids that end a hypothesis.

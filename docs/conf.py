@@ -3,7 +3,8 @@
 `-W` makes a warning an error. `-E` reads all pages, because Sphinx does not repeat the warnings
 about a page that it has read before.
 
-The repository is the source folder, so that a link between pages works here as it does on GitHub.
+The source folder is the repository's root, so that a link between pages works on the site as it
+does on GitHub.
 `docs/README.md` lists the lessons and guides, in the order of the sidebar. `reference.py` writes
 the pages of the API reference.
 """
@@ -32,10 +33,13 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 include_patterns = ["*.md", "docs/*.md", "docs/api/*.md", "experiments/*.md", "tests/*.md"]
 exclude_patterns = [".*", "build", "jaxformer", "runs"]
 myst_heading_anchors = 3
-highlight_language = "text"  # of code blocks without a language, which hold formulas
-smartquotes_action = "D"  # dashes, but no curly quotes: many quoted words are arguments
+# Code blocks without a language contain formulas.
+highlight_language = "text"
+# Sphinx must not convert straight quotes, because many quoted words are arguments.
+smartquotes_action = "D"
 nitpicky = True
-nitpick_ignore_regex = [("py:(class|data|exc)", ".*")]  # types, mostly of other packages
+# References to types are not checked, because most of these types belong to other packages.
+nitpick_ignore_regex = [("py:(class|data|exc)", ".*")]
 
 html_theme = "furo"
 html_static_path = ["static"]
@@ -59,7 +63,7 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     Args:
         app: The application.
         page: The name of the page that Sphinx reads.
-        source: Its text, a list of one string, which this function replaces.
+        source: A list whose only element, the text of the page, is extended in place.
     """
     if page != root_doc:
         return
@@ -82,11 +86,12 @@ def _contents(title: str, entries: Iterable[str]) -> str:
 def link_files(app: Sphinx, doctree: nodes.document) -> None:
     """Copies the linked files to the same paths of the site, so that links to them stay valid.
 
-    A file of the same name with another suffix belongs to the linked one and is copied too.
+    The function also copies files that differ from a linked file only in their suffix.
 
     Args:
         app: The application.
-        doctree: A page. Sphinx has made a download of each link to a file that is not a page.
+        doctree: A page. Sphinx represents each link to a file that is not a page by a download
+            node.
     """
     for node in list(doctree.findall(download_reference)):
         _, path = app.env.relfn2path(node["reftarget"])
@@ -131,7 +136,8 @@ def setup(app: Sphinx) -> None:
     """Writes the pages of the reference and connects the functions to the events of the build."""
     reference.write_pages(DOCS / "api")
     app.connect("source-read", add_navigation)
-    app.connect("doctree-read", link_files, priority=400)  # before Sphinx copies downloads
+    # Because of its priority, `link_files` runs before Sphinx copies downloads.
+    app.connect("doctree-read", link_files, priority=400)
     app.connect("build-finished", finish)
     app.connect("autodoc-process-docstring", reference.convert_docstring, priority=400)
     app.connect("autodoc-process-signature", reference.shorten_signature)

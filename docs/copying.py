@@ -1,4 +1,4 @@
-"""A small decoder that learns to repeat blocks of random tokens; two pages look into it.
+"""A small decoder that learns to repeat blocks of random tokens, for two pages of docs/.
 
 python docs/copying.py    # trains it and prints its losses
 """
@@ -21,30 +21,37 @@ CONFIG = jf.DecoderConfig(
     embed_dim=64,
     num_heads=4,
     positions="alibi",
-    window=(2, None),  # the first layer sees a token and the one before it
+    # The first layer attends only to the current token and the token before it.
+    window=(2, None),
 )
 STEPS, BATCH_SIZE, EVERY = 500, 32, 50
 MODEL, OPTIMIZER = jf.Decoder(CONFIG), optax.adam(4e-3)
 
 
 class Checkpoint(NamedTuple):
-    """The variables after some steps, and the loss of the last one."""
+    """The state of the model at one step of the training.
+
+    Attributes:
+        step: The number of completed training steps.
+        variables: The variables of the model.
+        loss: The loss of the last training step, or of the untrained model at step 0.
+    """
 
     step: int
     variables: Any
     loss: float
 
 
-def repeated_rows(key, batch_size: int):
-    """Returns rows of 32 tokens: a block of 4 to 12 random tokens, again and again."""
+def repeated_sequences(key, batch_size: int):
+    """Returns sequences of 32 tokens that repeat a block of 4 to 12 random tokens."""
 
-    def row(key):
+    def sequence(key):
         of_size, of_block = jax.random.split(key)
         size = jax.random.randint(of_size, (), SHORTEST, LONGEST + 1)
         block = jax.random.randint(of_block, (LONGEST,), 0, VOCAB_SIZE)
         return block[jnp.arange(LENGTH) % size]
 
-    return jax.vmap(row)(jax.random.split(key, batch_size))
+    return jax.vmap(sequence)(jax.random.split(key, batch_size))
 
 
 def loss(variables, tokens):
@@ -53,11 +60,11 @@ def loss(variables, tokens):
 
 @partial(jax.jit, donate_argnums=0)
 def train_some(state, keys):
-    """Returns the state after one update for each key, and the last loss."""
+    """Makes one update with each key in `keys`; returns the final state and the last loss."""
 
     def update(state, key):
         variables, moments = state
-        value, gradient = jax.value_and_grad(loss)(variables, repeated_rows(key, BATCH_SIZE))
+        value, gradient = jax.value_and_grad(loss)(variables, repeated_sequences(key, BATCH_SIZE))
         updates, moments = OPTIMIZER.update(gradient, moments)
         return (optax.apply_updates(variables, updates), moments), value
 
@@ -67,9 +74,11 @@ def train_some(state, keys):
 
 @cache
 def trained() -> tuple[jf.Decoder, tuple[Checkpoint, ...]]:
-    """Trains the model. Returns it with its checkpoints, the first before training."""
-    variables = MODEL.init(jax.random.key(0), repeated_rows(jax.random.key(1), 1))
-    found = [Checkpoint(0, variables, float(loss(variables, repeated_rows(jax.random.key(1), 64))))]
+    """Returns the trained model and its checkpoints. The first checkpoint is untrained."""
+    variables = MODEL.init(jax.random.key(0), repeated_sequences(jax.random.key(1), 1))
+    found = [
+        Checkpoint(0, variables, float(loss(variables, repeated_sequences(jax.random.key(1), 64))))
+    ]
     state = jax.tree.map(jnp.copy, (variables, OPTIMIZER.init(variables)))
     for step in range(EVERY, STEPS + 1, EVERY):
         state, value = train_some(state, jax.random.split(jax.random.key(step), EVERY))

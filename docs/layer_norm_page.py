@@ -3,7 +3,8 @@
     python docs/layer_norm_page.py        # writes docs/layer-norm-sliders.js
 
 For each position of the sliders for γ and β, the written file holds the output of `layer_norm`. The
-HTML page only looks up these values, so it works in any browser, without a network.
+HTML page only looks up values in the written file, so the page works in any browser, without a
+network.
 """
 
 import json
@@ -15,7 +16,8 @@ import numpy as np
 from jaxformer.functional import layer_norm
 
 VALUES = Path(__file__).with_name("layer-norm-sliders.js")
-VECTOR = (8.0, -2.0, 5.0, 1.0, 2.0, -1.0, 1.0, 2.0)  # μ = 2, σ = 3: γ = 3 and β = 2 undo it
+# The vector has mean 2 and standard deviation 3, so γ = 3 and β = 2 restore it.
+VECTOR = (8.0, -2.0, 5.0, 1.0, 2.0, -1.0, 1.0, 2.0)
 SCALES = np.round(np.arange(0, 41) / 10, 1)
 BIASES = np.round(np.arange(-30, 31) / 10, 1)
 

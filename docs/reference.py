@@ -1,8 +1,8 @@
 """The pages of the API reference, generated from the package.
 
-A page describes a subpackage: the names of its `__all__`, those of `jaxformer.__all__` that it
-defines, and those that a page of `docs/` imports from it. The page `jaxformer` lists all names of
-`import jaxformer as jf`.
+Each page describes a subpackage. The page contains the names in `__all__` of the subpackage, the
+names of `jaxformer.__all__` that the subpackage defines, and the names that `docs/` imports from
+the subpackage. The page `jaxformer` lists all names of `import jaxformer as jf`.
 """
 
 import ast
@@ -29,7 +29,8 @@ _ARRAY = re.compile(r"~?jax(lib)?\._?[\w.]*Array\b")
 def pages() -> list[str]:
     """Returns the import paths of the package and of the subpackages that have a page.
 
-    These are the subpackages in `jaxformer.__all__` and those inside them with an `__all__`.
+    Each subpackage in `jaxformer.__all__` has a page. A package directly within one of these
+    subpackages has a page if it defines `__all__`.
     """
     public = [value for name in jf.__all__ if inspect.ismodule(value := getattr(jf, name))]
     paths = [module.__name__ for module in public]
@@ -52,12 +53,14 @@ def imported_names() -> Iterator[str]:
 def entries() -> dict[str, list[str]]:
     """Returns the import paths that each page describes. A page describes no object twice.
 
-    A public class brings its base classes with it, which describe the members that it inherits.
+    The page of a public class also describes its base classes, which document the inherited
+    members.
     """
     found = {page: [] for page in pages()}
     public = (f"{page}.{name}" for page in found for name in getattr(locate(page), "__all__", ()))
     paths, described = [*public, *imported_names()], set()
-    for path in paths:  # grows while it is read
+    # The loop appends base classes to `paths`.
+    for path in paths:
         value, home = locate(path), home_of(path)
         if path in found or home in described:
             continue
@@ -70,7 +73,7 @@ def entries() -> dict[str, list[str]]:
 
 
 def home_of(path: str) -> str:
-    """Returns the import path that defines a class or function; of other objects, `path`."""
+    """Returns the import path that defines a class or function, or `path` for other objects."""
     value = locate(path)
     return f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else path
 
@@ -81,7 +84,7 @@ def _bases(value: type) -> list[type]:
 
 
 def write_pages(folder: Path) -> None:
-    """Replaces a folder by a new one with a Markdown page for each entry of `pages`."""
+    """Replaces a folder by a new folder with a Markdown page for each entry of `pages`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     found = entries()
@@ -113,7 +116,7 @@ def _directive(path: str) -> str:
 
 
 def _list_of_names(found: dict[str, list[str]]) -> str:
-    """Returns the names of `import jaxformer as jf`, by page, with their first sentences."""
+    """Returns a Markdown list of the names in `jaxformer`, by page, with their summaries."""
     lines = ["## Names of `jf`"]
     for page, paths in found.items():
         public = [path for path in paths if path.count(".") == 1]
@@ -125,22 +128,28 @@ def _list_of_names(found: dict[str, list[str]]) -> str:
 
 
 def convert_docstring(app, what, name, value, options, lines: list[str]) -> None:
-    """Converts the Markdown of a docstring in place, and sections that hold text to fields."""
+    """Converts the Markdown of a docstring to reStructuredText, in place.
+
+    The sections Returns, Yields and Reference become fields such as `:Returns: …`.
+    """
     text = "\n".join(lines)
     text = re.sub(r"^(\S.*):\n(?=\n {4})", r"\1::\n", text, flags=re.MULTILINE)
-    parts = re.split(r"(`+[^`]+`+|(?<!\S)\*\w+\*)", text)  # code and emphasis
+    # The strings at odd indices are code or emphasis.
+    parts = re.split(r"(`+[^`]+`+|(?<!\S)\*\w+\*)", text)
     parts[::2] = [re.sub(r"\*|\||_(?!\w)", r"\\\g<0>", part) for part in parts[::2]]
     parts[1::2] = [re.sub("`+", "``", part) for part in parts[1::2]]
     text = re.sub(r"^(Returns|Yields|Reference):\n +", r":\1: ", "".join(parts), flags=re.MULTILINE)
     lines[:] = text.split("\n")
-    if what in ("attribute", "property"):  # here napoleon takes words before a colon as the type
+    # Without this prefix, napoleon would treat words before a colon in the first line as a type.
+    if what in ("attribute", "property"):
         lines[:0] = ["..", ""]
 
 
 def shorten_signature(app, what, name, value, options, signature, returns):
-    """Returns (arguments, result) with short types and defaults.
+    """Returns a signature as (arguments, return type), with short types and defaults.
 
-    The arguments of a class are None if its fields, which follow, have docstrings.
+    For a dataclass whose fields have docstrings, the result is ("", None), because Sphinx describes
+    the fields below the class.
     """
     if what == "class" and signature:
         fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
@@ -171,7 +180,10 @@ def _class_signature(value: type) -> inspect.Signature:
 
 
 def skip_member(app, what, name, value, skip, options) -> bool | None:
-    """Skips modules, and the fields of a NamedTuple, which its section "Attributes" describes."""
+    """Returns True for modules and for fields of a NamedTuple, which Sphinx then skips.
+
+    The docstring of a NamedTuple describes its fields.
+    """
     return inspect.ismodule(value) or type(value).__name__ == "_tuplegetter" or None
 
 

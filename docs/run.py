@@ -1,8 +1,8 @@
 """Script that runs the Python blocks of the pages in docs/ and compares their output.
 
     python docs/run.py                     # exit status 1 and the names of the pages that differ
-    python docs/run.py --write             # replaces the output in the pages
-    python docs/run.py --write lecture-11  # only of these pages
+    python docs/run.py --write             # replaces the output that the pages show
+    python docs/run.py --write lecture-11  # replaces the output of this page only
 
 A page is one program: its ```python blocks run in order, in one namespace. The ```text block right
 after a ```python block holds the output of that block.
@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent))  # pages import docs/copying.py
+sys.path.insert(0, str(FOLDER.parent))  # Pages import docs/copying.py.
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<shown>.*?)```\n)?", re.DOTALL)
 
 
@@ -40,20 +40,24 @@ def refreshed(page: Path) -> str:
         shown = f"\n```text\n{printed.getvalue().rstrip()}\n```\n" if printed.getvalue() else ""
         return f"```python\n{block['code']}```\n{shown}"
 
-    with contextlib.chdir("."):  # a page may change the working directory
+    with contextlib.chdir("."):  # Restores the working directory, which a page may change.
         return BLOCK.sub(run, page.read_text())
 
 
 def main() -> int:
-    """Checks or, with `--write`, updates pages.
+    """Checks the output that pages of docs/ show or, with `--write`, updates the output.
 
     Returns:
-        The exit status: 1 if the output of a page differs and is not replaced, otherwise 0.
+        The exit status: 1 if the output of a page differs and `--write` is not given, otherwise 0.
     """
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     known = {page.stem: page for page in pages()}
-    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"{', '.join(known)}; none: all")
-    parser.add_argument("--write", action="store_true", help="replace the output in the pages")
+    parser.add_argument(
+        "pages", nargs="*", metavar="PAGE", help=f"{', '.join(known)}; default: all"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="replace the printed output that the pages show"
+    )
     arguments = parser.parse_args()
     for name in arguments.pages:
         if name not in known:

@@ -1,4 +1,4 @@
-"""Runs measurements in processes of their own, and reports the memory of a process."""
+"""Runs measurements in separate processes, and measures the peak memory of a process."""
 
 import os
 import re
@@ -15,7 +15,7 @@ T = TypeVar("T")
 def alone(
     measure: Callable[..., T], *arguments: object, environment: dict[str, str] | None = None
 ) -> T:
-    """Returns measure(*arguments), computed in a new process with these environment variables."""
+    """Calls measure(*arguments) in a new process with the given environment variables."""
     before = dict(os.environ)
     os.environ.update(environment or {})
     try:
@@ -27,8 +27,9 @@ def alone(
 
 
 def peak_memory() -> int:
-    """Returns the largest memory of this process so far, in bytes."""
+    """Returns the peak memory of this process so far, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # on Linux `getrusage` counts the peak of the parent process too
+    # On Linux, the peak that `getrusage` reports includes the peak of the parent process.
+    if status.exists():
         return int(re.findall(r"VmHWM:\s*(\d+) kB", status.read_text())[0]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,19 +1,20 @@
-"""Measures blockwise attention: memory for long sequences, and time against another commit.
+"""Measures blockwise attention: memory for long sequences, and time compared with another commit.
 
     python experiments/bench_attention.py --record attention-memory-cpu
     python experiments/bench_attention.py --before ../before --record attention-time-cpu
 
-Memory (default): output and gradients of causal attention over one sequence, with one head of 64
-float32 features. Each length runs in its own process, which reports:
+Memory (default): the script computes the output and the gradients of causal attention over one
+sequence, with one head of 64 float32 features. For each length, a separate process reports:
 
 - the increase of its peak memory while the program runs,
 - the temporary memory of the compiled program (without inputs and outputs),
-- the seconds to compile, and the seconds of the faster of two runs.
+- the compilation time, and the time of the faster of two runs, in seconds.
 
 Time (--before FOLDER): FOLDER is another checkout of this repository, for example made by
-`git worktree add FOLDER COMMIT`. Both versions run in turn for many rounds, forward only and with
-gradients. A ratio compares the times of one round, before / now. The ratio of this version to
-itself, in a second process, shows the noise of the machine.
+`git worktree add FOLDER COMMIT`. The other checkout and this checkout run alternately for many
+rounds, with the forward pass only and with gradients. A ratio is the time of the other checkout
+divided by the time of this checkout in the same round. This checkout also runs in a second process.
+The ratio of the times of the two processes shows the noise of the machine.
 """
 
 import argparse
@@ -36,7 +37,10 @@ PASSES = ("forward", "forward and backward")
 
 
 def attention(gradients: bool):
-    """Compiles (query, key, value, cotangent) → output, or → output and gradients."""
+    """Compiles attention with the inputs (query, key, value, cotangent).
+
+    The result is the output, or (output, gradients) if `gradients` is True.
+    """
     import jax
 
     from jaxformer.functional import Causal, dot_product_attention
@@ -60,7 +64,7 @@ def inputs(shape):
 
 
 def memory(length: int) -> dict:
-    """Measures output and gradients at this length in this process."""
+    """Measures the memory and time of attention with gradients over `length` tokens."""
     import jax
 
     given = jax.block_until_ready(inputs((1, 1, length, 64)))
@@ -73,15 +77,18 @@ def memory(length: int) -> dict:
         "length": length,
         "megabytes above those before": round((peak_memory() - before) / 2**20, 1),
         "of outputs": round(analysis.output_size_in_bytes / 2**20, 1),
-        "temporary, by the compiler": round(analysis.temp_size_in_bytes / 2**20, 1),
-        "scores of the whole row would be": length**2 * 4 / 2**20,
+        "temporary memory reported by the compiler": round(analysis.temp_size_in_bytes / 2**20, 1),
+        "scores of the whole sequence would be": length**2 * 4 / 2**20,
         "seconds to compile": round(compilation, 2),
         "seconds": round(timing.least, 2),
     }
 
 
 def subject(folder: Path | None, shape, gradients: bool):
-    """Returns a function that runs attention once with the package in `folder` (None: this one)."""
+    """Returns a function that runs attention once with the package in `folder`.
+
+    If `folder` is None, the function uses the package of this checkout.
+    """
     if folder is not None:
         for name in [name for name in sys.modules if name.split(".")[0] == "jaxformer"]:
             del sys.modules[name]
@@ -93,9 +100,9 @@ def subject(folder: Path | None, shape, gradients: bool):
 
 
 def timed(before: Path, shape, gradients: bool, rounds: int) -> dict:
-    """Times this version, the other one, and this one again in turn.
+    """Times this version, the version in `before`, and this version again, in alternating rounds.
 
-    Returns milliseconds and the ratios of the rounds.
+    Returns the milliseconds and the ratios of all rounds.
     """
     folders = {"now": None, "before": before, "now, again": None}
     subjects = compare(
@@ -112,14 +119,14 @@ def timed(before: Path, shape, gradients: bool, rounds: int) -> dict:
         low, middle, high = statistics.quantiles(ratios, n=4)
         figures[f"{other.name} / now"] = {
             "median": round(middle, 3),
-            "half of the rounds": [round(low, 3), round(high, 3)],
+            "quartiles": [round(low, 3), round(high, 3)],
             "of the least": round(min(other.seconds) / min(now.seconds), 3),
         }
     return figures
 
 
 def checkout(text: str) -> Path:
-    """Parses an argument that names another checkout."""
+    """Parses the path of another checkout of this repository."""
     folder = Path(text).resolve()
     if not (folder / "jaxformer").is_dir():
         raise argparse.ArgumentTypeError(
@@ -130,7 +137,11 @@ def checkout(text: str) -> Path:
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--before", type=checkout, help="compare times with this checkout")
+    parser.add_argument(
+        "--before",
+        type=checkout,
+        help="folder of another checkout, whose times are compared with the times of this checkout",
+    )
     parser.add_argument("--rounds", type=at_least(2), default=100)
     parser.add_argument("--lengths", type=at_least(1), nargs="+", default=LENGTHS)
     arguments = parser.parse_args()

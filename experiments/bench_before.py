@@ -1,12 +1,12 @@
-"""Compares the speed of this commit with another one: training, decoding, compilation.
+"""Compares the training, decoding and compilation speed of this commit and another commit.
 
     git worktree add ../before f5f0ecf
     python experiments/bench_before.py ../before
     python experiments/bench_before.py ../before --what decode-1 decode-8 --rounds 9
 
 Each version runs in its own process, which imports the package from its folder. A ratio above 1
-means that this commit is faster. Comparing with a second worktree of this commit shows the drift of
-the machine.
+means that this commit is faster. To see the noise of the machine, compare this commit with a second
+worktree of the same commit.
 """
 
 import sys
@@ -17,6 +17,13 @@ from record import Parser, at_least, conclude, run
 from side_by_side import compare, ratio
 
 HERE = Path(__file__).resolve().parent.parent
+# Earlier commits define these public functions under other names.
+RENAMED = {
+    "extend": "advance",
+    "init_cache": "start",
+    "pack_weights": "prepare",
+    "tune_cpu_runtime": "keep_freed_memory",
+}
 
 
 def of(folder: str, make, *arguments):
@@ -30,9 +37,13 @@ def of(folder: str, make, *arguments):
 
     if not Path(jaxformer.__file__).is_relative_to(Path(folder).resolve()):
         raise RuntimeError(f"{jaxformer.__file__} is not in {folder}")
-    # JAX's default, which side_by_side has changed: each version makes its own choice.
+    # `side_by_side` has changed this setting. JAX's default is restored here, because each version
+    # of jaxformer decides in `tune_cpu_runtime` whether to change it.
     jax.config.update("jax_cpu_enable_async_dispatch", True)
-    jaxformer.keep_freed_memory()
+    for name, old in RENAMED.items():
+        if not hasattr(jaxformer, name):
+            setattr(jaxformer, name, getattr(jaxformer, old))
+    jaxformer.tune_cpu_runtime()
     return make(*arguments)
 
 
@@ -42,12 +53,14 @@ def training(num_layers: int, dim: int, heads: int, vocab_size: int, length: int
 
     from jaxformer import DecoderConfig
 
-    rows = np.random.default_rng(0).integers(0, vocab_size, (1, batch, length + 1)).astype(np.int32)
-    return updates(DecoderConfig(vocab_size, length, num_layers, dim, heads), rows)
+    sequences = (
+        np.random.default_rng(0).integers(0, vocab_size, (1, batch, length + 1)).astype(np.int32)
+    )
+    return updates(DecoderConfig(vocab_size, length, num_layers, dim, heads), sequences)
 
 
-def updates(config, rows, segments=None):
-    """Returns a function that runs one update of `make_step` on rows of tokens."""
+def updates(config, sequences, segment_ids=None):
+    """Returns a function that runs one update of `make_step` on sequences of tokens."""
     import jax
     import optax
 
@@ -56,16 +69,17 @@ def updates(config, rows, segments=None):
 
     try:
         from jaxformer.training.batch import Batch
-    except ImportError:  # a commit before b21995c
+    except ImportError:  # Commits before b21995c define `Batch` here.
         from jaxformer.training.step import Batch
 
     model = jf.build(config, jf.Execution(layers="unrolled"))
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(6e-4, weight_decay=0.1))
     state = jax.jit(lambda: init_state(model, optimizer, 0))()
     step = make_step(model, optimizer)
-    data = Batch(rows[..., :-1], rows[..., 1:])
-    if segments is not None:
-        data = data._replace(segments=segments)
+    data = Batch(sequences[..., :-1], sequences[..., 1:])
+    if segment_ids is not None:
+        name = "segment_ids" if "segment_ids" in Batch._fields else "segments"
+        data = data._replace(**{name: segment_ids})
 
     def run():
         nonlocal state
@@ -76,7 +90,7 @@ def updates(config, rows, segments=None):
 
 
 def other_kind(name: str):
-    """Returns a function that runs one update of an LSTM or a CNN, on packed rows with padding."""
+    """Returns a function that runs one update of an LSTM or a CNN on packed, padded documents."""
     import numpy as np
 
     import jaxformer as jf
@@ -88,14 +102,14 @@ def other_kind(name: str):
             embed_dim=160, num_layers=7, kernel_size=4, dilation_growth=2, **sizes
         ),
     }[name]()
-    rows = np.random.default_rng(0).integers(0, 2048, (1, 16, 257)).astype(np.int32)
-    segments = np.broadcast_to(np.arange(256) // 90 + 1, (1, 16, 256)).astype(np.int32).copy()
-    segments[..., 240:] = 0
-    return updates(config, rows, segments)
+    sequences = np.random.default_rng(0).integers(0, 2048, (1, 16, 257)).astype(np.int32)
+    segment_ids = np.broadcast_to(np.arange(256) // 90 + 1, (1, 16, 256)).astype(np.int32).copy()
+    segment_ids[..., 240:] = 0
+    return updates(config, sequences, segment_ids)
 
 
 def own_text(name: str):
-    """Returns a function that generates 64 tokens with an LSTM or a CNN, for 8 rows."""
+    """Returns a function that generates 64 tokens for 8 prompts with an LSTM or a CNN."""
     import jax
     import numpy as np
 
@@ -104,12 +118,12 @@ def own_text(name: str):
     kind = {"lstm": jf.RecurrentConfig, "cnn": jf.ConvolutionalConfig}[name]
     model, prompts = jf.build(kind(vocab_size=2048, embed_dim=256)), np.ones((8, 100), np.int32)
     variables = jax.jit(model.init)(jax.random.key(0), prompts)
-    ready, greedy = jf.prepare(model, variables), jf.Sampler(temperature=0.0)
+    ready, greedy = jf.pack_weights(model, variables), jf.Sampler(temperature=0.0)
     return lambda: jf.generate(model, ready, prompts, max_new_tokens=64, sampler=greedy)
 
 
 def gpt2():
-    """Returns GPT-2 124M and prepared weights."""
+    """Returns GPT-2 124M and weights packed for decoding."""
     import jax
     import jax.numpy as jnp
 
@@ -117,7 +131,7 @@ def gpt2():
 
     model = jf.Decoder(jf.preset("gpt2-124m"))
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    return model, jf.prepare(model, variables)
+    return model, jf.pack_weights(model, variables)
 
 
 def decoding(batch: int, new_tokens: int):
@@ -136,7 +150,7 @@ def decoding(batch: int, new_tokens: int):
 
 
 def beam(width: int, new_tokens: int):
-    """Returns a function that searches the continuations of one prompt of 100 tokens."""
+    """Returns a function that runs beam search for one prompt of 100 tokens."""
     import numpy as np
 
     import jaxformer as jf
@@ -151,7 +165,7 @@ def beam(width: int, new_tokens: int):
 
 
 def own_loop(new_tokens: int):
-    """Returns a function that runs a caller's compiled loop around `advance`, for one row."""
+    """Returns a function that decodes one sequence in a compiled loop around `extend`."""
     import jax
     import numpy as np
 
@@ -160,20 +174,21 @@ def own_loop(new_tokens: int):
     try:
         from jaxformer.decoding.loop_cache import LoopCache
 
-        carried, restored = LoopCache.of, LoopCache.restored
-    except ImportError:  # a version without this layout
+        names = ("from_cache", "to_cache") if hasattr(LoopCache, "to_cache") else ("of", "restored")
+        carried, restored = (getattr(LoopCache, name) for name in names)
+    except ImportError:  # Earlier versions of jaxformer do not pack weights.
         carried = restored = lambda cache: cache
     model, ready = gpt2()
     prompt = np.ones((1, 100), np.int32)
 
     @jax.jit
     def greedy(variables, prompt):
-        cache = jf.start(model, variables, 1, 192)
-        logits, cache = jf.advance(model, variables, prompt, cache.live_prefix(192))
+        cache = jf.init_cache(model, variables, 1, 192)
+        logits, cache = jf.extend(model, variables, prompt, cache.live_prefix(192))
 
         def step(carry, _):
             cache, token = carry
-            logits, cache = jf.advance(model, variables, token[:, None], restored(cache))
+            logits, cache = jf.extend(model, variables, token[:, None], restored(cache))
             return (carried(cache), logits[:, -1].argmax(axis=-1)), token
 
         first = logits[:, -1].argmax(axis=-1)
@@ -183,7 +198,7 @@ def own_loop(new_tokens: int):
 
 
 def compiling():
-    """Returns a function that clears JAX's caches, then compiles and runs an update of 6 layers."""
+    """Returns a function that clears JAX's caches, then compiles and runs a decoder's update."""
     import jax
 
     run = training(6, 128, 4, 65, 64, 4)
@@ -213,7 +228,9 @@ WORK = {
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("before", type=Path, help="a worktree of the other commit")
+    parser.add_argument(
+        "before", type=Path, help="folder of a worktree of the commit to compare with"
+    )
     parser.add_argument("--what", nargs="+", choices=WORK, default=list(WORK))
     parser.add_argument("--rounds", type=at_least(1), default=7)
     arguments = parser.parse_args()

@@ -1,13 +1,14 @@
-"""Compares bfloat16 with float32 on a CPU with instructions for bfloat16: time of a step, losses.
+"""Compares training in bfloat16 and float32 on a CPU with bfloat16 instructions: time and losses.
 
     python experiments/bench_bfloat16.py --record bfloat16-cpu
     python experiments/bench_bfloat16.py --anyway --size 0.8m --steps 50   # on any machine
 
-It times the step of `jaxformer train` in both dtypes in turn. Then it trains on bytes of Python's
-standard library, in both dtypes from the same weights with the same batches, and compares the
-losses. Any rounding changes later losses. A third run shows how much: it is float32, and begins
-with weights that are rounded to bfloat16 once. The losses of bfloat16 may differ from those of
-float32 by `ALLOWED`, relative to the loss, or by twice as much as those of the third run.
+The script times the training step of `jaxformer train` in both dtypes alternately. Then the script
+trains on bytes of Python's standard library, in both dtypes from the same weights with the same
+batches, and compares the losses. Even a small rounding difference changes later losses. For
+comparison, a third run trains in float32 from weights that were rounded to bfloat16 once. The
+relative difference of the bfloat16 losses from the float32 losses must not exceed a limit. The
+limit is `ALLOWED` or twice the difference between the two float32 runs, whichever is larger.
 """
 
 import sysconfig
@@ -19,14 +20,14 @@ from bench_train import SIZES, decoder_config, jaxformer_step
 from record import Parser, at_least, conclude, run
 from side_by_side import compare, table
 
-# bfloat16 rounds each number by a factor of at most 1 ± 2⁻⁸. The loss is a mean over thousands of
-# tokens, whose errors are of both signs, so that it is closer than a single number.
+# Rounding to bfloat16 has a relative error of at most 2⁻⁸. The loss is a mean over thousands of
+# tokens whose errors partly cancel, so its relative error is smaller.
 ALLOWED = 2.0**-8
 RUNS = ("float32", "float32, weights rounded once", "bfloat16")
 
 
 def text() -> bytes:
-    """Returns the modules of Python's standard library, one after another."""
+    """Returns the concatenated source of Python's standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     return b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
 
@@ -54,8 +55,8 @@ def losses(size, name: str, steps: int) -> list[float]:
     tokens, rng = np.frombuffer(text(), np.uint8).astype(np.int32), np.random.default_rng(0)
     for number, rate in enumerate(Schedule(settings, steps).rates()):
         starts = rng.integers(0, len(tokens) - size.length - 1, (1, size.batch_size))
-        rows = tokens[starts[..., None] + np.arange(size.length + 1)]
-        state, measured = step(state, Batch(rows[..., :-1], rows[..., 1:]), rate)
+        sequences = tokens[starts[..., None] + np.arange(size.length + 1)]
+        state, measured = step(state, Batch(sequences[..., :-1], sequences[..., 1:]), rate)
         found.append(float(measured.loss))
         if number % 20 == 19:
             print(f"{name}: step {number + 1} of {steps}, loss {found[-1]:.4f}", flush=True)
@@ -63,7 +64,7 @@ def losses(size, name: str, steps: int) -> list[float]:
 
 
 def differences(losses: dict[str, list[float]]) -> dict[str, float]:
-    """Returns the largest relative difference from the losses in float32."""
+    """Returns the largest relative difference of each run's losses from the losses in float32."""
     exact = losses["float32"]
     return {
         name: max(abs(a - b) / b for a, b in zip(found, exact, strict=True))
@@ -76,8 +77,15 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--size", choices=SIZES, default="10.8m")
     parser.add_argument("--rounds", type=at_least(1), default=7)
-    parser.add_argument("--steps", type=at_least(0), default=200, help="0: compare no losses")
-    parser.add_argument("--anyway", action="store_true", help="measure on any CPU")
+    parser.add_argument(
+        "--steps",
+        type=at_least(0),
+        default=200,
+        help="number of training steps for the comparison of losses; 0 skips the comparison",
+    )
+    parser.add_argument(
+        "--anyway", action="store_true", help="measure even if the CPU has no bfloat16 instructions"
+    )
     arguments = parser.parse_args()
     from jaxformer.functional.machine import multiplies_bfloat16
 

@@ -2,7 +2,7 @@
 
     python experiments/bench_decode.py                    # 124M, batches 1, 8 and 32, float32
     python experiments/bench_decode.py --no-torch         # only jaxformer, float32 and int8
-    python experiments/bench_decode.py --capacity         # time per token against cache capacity
+    python experiments/bench_decode.py --capacity         # time per token by cache capacity
 
 The weights are random, because the time of greedy decoding does not depend on them. Needs torch and
 transformers.
@@ -15,7 +15,7 @@ from functools import partial
 from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, speedup, table
 
-from jaxformer.bench.measurement import Rounds, in_turn
+from jaxformer.bench.measurement import Rounds, time_alternately
 from jaxformer.bench.models import greedy_run
 from jaxformer.models.config import PRESETS
 
@@ -36,12 +36,12 @@ def jaxformer_decoding(preset: str, batch_size: int, dtype: str, int8: bool = Fa
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     if int8:
         variables = {"params": quantize_all(variables["params"])}
-    variables = jf.prepare(model, variables)
+    variables = jf.pack_weights(model, variables)
     return greedy_run(model, variables, batch_size, PROMPT, NEW)
 
 
 def torch_decoding(preset: str, batch_size: int, dtype: str, compiled: bool):
-    """Returns the same for Hugging Face's `generate`; `compiled` uses its static cache."""
+    """Returns a function that runs Hugging Face's `generate`, with a static cache if `compiled`."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -68,39 +68,45 @@ def torch_decoding(preset: str, batch_size: int, dtype: str, compiled: bool):
 
 
 def time_per_token_by_capacity(preset: str, dtype: str, live: int, capacities, rounds: int):
-    """Returns seconds per token of the decoding loop with `live` slots, for several capacities."""
+    """Returns seconds per token by cache capacity, with `live` tokens in the cache."""
     import jax
     import jax.numpy as jnp
 
     import jaxformer as jf
-    from jaxformer.decoding.steps import STEPS, Choice, choose_first, decode_block, prefill
+    from jaxformer.decoding.steps import STEPS, Choice, choose_first, decode_chunk, prefill
     from jaxformer.functional.inputs import Inputs
 
     model = jf.Decoder(replace(jf.preset(preset), dtype=dtype))
     variables = jax.jit(model.init)(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
-    prepared = jf.prepare(model, variables)
-    weights = prepared["prepared"]
+    prepared = jf.pack_weights(model, variables)
+    weights = prepared["packed"]
     choice = Choice(None, None, jnp.zeros(0, int))
     inputs = Inputs(*jnp.ones((2, 1, live - STEPS), jnp.int32))
 
     def seconds(capacity: int) -> float:
-        cache = jf.start(model, prepared, 1, capacity)
+        cache = jf.init_cache(model, prepared, 1, capacity)
         passed = prefill(model, weights, inputs, cache)
         state, _ = choose_first(passed.logits, passed.captured, choice)
-        state = jax.block_until_ready(state._replace(cache=passed.cache))
-        return Rounds().time(lambda: decode_block(model, weights, state, choice, live)) / STEPS
+        given = jax.block_until_ready((passed.cache, state))
+        return Rounds().time(lambda: decode_chunk(model, weights, *given, choice, live)) / STEPS
 
-    return in_turn({capacity: partial(seconds, capacity) for capacity in capacities}, rounds)
+    return time_alternately(
+        {capacity: partial(seconds, capacity) for capacity in capacities}, rounds
+    )
 
 
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--preset", choices=GPT2, default="gpt2-124m")
-    parser.add_argument("--batch-sizes", type=at_least(1), nargs="+", help="default: 1 8 32")
+    parser.add_argument(
+        "--batch-sizes", type=at_least(1), nargs="+", help="batch sizes to measure; default: 1 8 32"
+    )
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--no-torch", action="store_true", help="measure only jaxformer")
-    parser.add_argument("--capacity", action="store_true", help="only time per token by capacity")
+    parser.add_argument(
+        "--capacity", action="store_true", help="measure only the time per token, by cache capacity"
+    )
     arguments = parser.parse_args()
     if arguments.capacity:
         if arguments.batch_sizes:
@@ -127,25 +133,23 @@ def main():
 
 
 def report(preset, batch_size, subjects) -> dict:
-    """Prints a table. Returns its figures."""
+    """Prints a table and returns the measurements."""
     print(f"\n{preset}, batch {batch_size}: {PROMPT} prompt tokens, {NEW} new tokens")
     return {"preset": preset, "batch_size": batch_size} | table(subjects, batch_size * NEW)
 
 
 def report_capacity(arguments) -> dict:
-    """Prints a table. Returns milliseconds per token by capacity."""
+    """Prints a table and returns the milliseconds per token for each capacity of the cache."""
     live, line = 256, {"preset": arguments.preset, "live": 256}
     seconds = time_per_token_by_capacity(
         arguments.preset, arguments.dtype, live, (live, 4 * live, 16 * live), arguments.rounds
     )
     first = seconds[live]
-    print(f"\n{arguments.preset}, batch 1, {live} live slots")
+    print(f"\n{arguments.preset}, batch size 1, {live} cached tokens; relative to capacity {live}:")
     for capacity, times in seconds.items():
         relative = speedup(first, times)
         median = 1e3 * statistics.median(times)
-        print(
-            f"  capacity {capacity:6}: {median:8.2f} ms per token, {relative:.3f}× that of {live}"
-        )
+        print(f"  capacity {capacity:6}: {median:8.2f} ms per token, {relative:.3f}× as long")
         line[str(capacity)] = {"milliseconds_per_token": median, "ratio": relative}
     return line
 

@@ -1,11 +1,11 @@
-"""Measures loading GPT-2 124M beside transformers, the peak memory, and the first token.
+"""Compares loading GPT-2 124M with transformers: time, peak memory and time to the first token.
 
     python experiments/bench_load.py                      # random weights, in a temporary folder
     python experiments/bench_load.py --record load-cpu
 
-Needs torch and transformers. The files are in the system's cache before both libraries read them.
-transformers maps the weights and reads them on first use, so "load and read" also sums every weight
-once.
+Needs torch and transformers. The files are in the page cache before each measurement. transformers
+memory-maps the weights and reads them on first use, so "load and read" also computes the sum of
+every weight array.
 """
 
 import math
@@ -54,7 +54,7 @@ def theirs(folder: str, is_read: bool):
 
 
 def memory(folder: str) -> float:
-    """Returns by how much loading raises the peak of memory, in sizes of the parameters."""
+    """Returns the increase of peak memory by loading, divided by the size of the parameters."""
     import jax
 
     import jaxformer as jf
@@ -66,7 +66,7 @@ def memory(folder: str) -> float:
 
 
 def make(folder: Path) -> None:
-    """Saves a GPT-2 as transformers does, with a tokenizer."""
+    """Saves a GPT-2 checkpoint with a tokenizer in the format of transformers."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
@@ -78,7 +78,7 @@ def make(folder: Path) -> None:
 
 
 def of_processes(command: list[str], rounds: int) -> list[float]:
-    """Times whole processes. Python caches bytecode as it does for installed packages."""
+    """Times whole processes, with cached bytecode as for an installed package."""
     kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": tempfile.gettempdir()}
     process = partial(subprocess.run, command, check=True, capture_output=True)
     several = Rounds(rounds, math.inf)
@@ -87,7 +87,12 @@ def of_processes(command: list[str], rounds: int) -> list[float]:
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("--rounds", type=at_least(1), default=7, help="rounds, each runs all once")
+    parser.add_argument(
+        "--rounds",
+        type=at_least(1),
+        default=7,
+        help="number of rounds; each round runs every program once",
+    )
     arguments = parser.parse_args()
     require("torch", "transformers")
     with tempfile.TemporaryDirectory() as name:
@@ -112,13 +117,14 @@ def main():
         program = "import sys; from jaxformer.cli import main; sys.exit(main(sys.argv[1:]))"
         verb, *words = GENERATE
         generate = [*python, program, verb, str(folder), *words]
-        of_processes(generate, 2)  # fills the cache of compiled programs
+        # These two processes fill the compilation cache and are not timed.
+        of_processes(generate, 2)
         token, bare = (
             of_processes(command, arguments.rounds)
             for command in (generate, [*python, "import jax"])
         )
         more = statistics.median(a - b for a, b in zip(token, bare, strict=True))
-        print(f"  from the command to the first token: {more:.2f} s more than `import jax`")
+        print(f"  time to the first token: {more:.2f} s more than for `import jax`")
     figures |= {
         "peak_memory": peak,
         "first_token_seconds": statistics.median(token),

@@ -3,30 +3,42 @@
     python experiments/bench_patching.py                 # 12 layers × 12 heads × 64 positions
     python experiments/bench_patching.py --sites 256 --batch-size 32
 
-A sweep runs a corrupted text of 64 tokens 9,216 times, each time with the output of one head at one
-position replaced by its value on a clean text, and measures a difference of two logits at the last
-position. Both sides have the same random weights, exported to a folder that transformers loads.
+A site is one head at one position. A sweep runs the model on a corrupted text of 64 tokens once for
+each of its 9,216 sites. Each run replaces the output of one head at one position by its value on a
+clean text. The run then measures the difference of two logits at the last position. Both libraries
+use the same random weights, exported to a folder that transformers loads.
 
-The torch side is GPT2LMHeadModel in eval mode under inference_mode, with a forward pre-hook on the
-output projection of a layer's attention. It runs one site per forward pass, as TransformerLens
-does, or a batch of sites of one layer. "Logits of the last position" is logits_to_keep=1, which
-omits most of the output map. Torch is measured on random sites before and after our sweep, on which
-the effects of both are compared. The faster measurement is multiplied by the number of sites. On a
-machine that other programs use, compare the processor times with --cores 1.
+The torch program is GPT2LMHeadModel in eval mode under inference_mode. A forward pre-hook on the
+output projection of an attention layer replaces outputs of heads. Each forward pass patches one
+site, as TransformerLens does, or a batch of sites of one layer. "Logits of the last position" means
+logits_to_keep=1, which skips most of the projection to logits. Torch patches a random sample of
+sites before and after jaxformer's sweep. The script multiplies the smaller of the two times per
+site by the number of sites in a sweep. The product estimates the time of a sweep in torch. The
+script also compares the effects that both libraries measure for the sampled sites. If other
+programs run on the machine, use --cores 1 and compare the processor times.
 
-Result on two quiet cores of a Xeon (results/patching-cpu.json): 129 s, of which 13 s are
-compilation. That is 7.0 times as fast as torch with one site per pass and 4.0 times as fast as
-torch's fastest way; 411 MB were added. The target, 10 times, is not reached, because both sides run
-near the speed of matrix products: our passes compute 200 GFLOP/s, torch's 163. In units of one
-layer over 64 tokens, a torch pass needs 12 for the layers and 5.4 for the output map. A site needs
-on average 4.7 layers after it, for 0.56 of the tokens (those from a multiple of 8 on): 2.7. With
-tokens from the site on, and without the unchanged queries, keys and values of the next layer, it
-would be 2.3, and the ratio 8.9 without compilation. More needs products in another precision, or a
-device on which a pass of 64 tokens is small.
+Result on two idle cores of a Xeon (results/patching-cpu.json): jaxformer takes 129 s, of which 13 s
+are compilation. Torch takes 7.0 times as long if it patches one site per forward pass, and 4.0
+times as long in its fastest variant. jaxformer's sweep adds 411 MB of memory. jaxformer missed the
+goal of being 10 times as fast, because both programs run near the peak speed of matrix products:
+jaxformer computes 200 GFLOP/s, torch 163. The following costs are in layer passes: one layer over
+64 tokens costs 1. A forward pass in torch costs 12 layer passes for the layers and 5.4 for the
+output projection. In jaxformer, patching one head at one position costs 2.7 layer passes on
+average. A forward pass computes on average 4.7 layers over 0.56 of the tokens. jaxformer starts
+each forward pass at a position that is a multiple of 8. Two changes would reduce the cost to 2.3
+layer passes. jaxformer would start exactly at the patched position, and would not compute the
+unchanged queries, keys and values of the next layer. With both changes and without compilation,
+jaxformer would be 8.9 times as fast as torch. A larger speedup requires another precision, or a
+device for which 64 tokens are a small batch.
 
-What helped, in units of a layer: logits only at one position (5.4), starting at the layer (5.5 of
-12) and at the position (0.44 of the rest), only keys and values in the last layer (0.8). More sites
-at a time (96 in place of 32) did not.
+jaxformer reduces the number of layer passes in four ways:
+
+- Computing logits at a single position saves 5.4 layer passes.
+- Starting at the patched layer saves 5.5 of 12 layers.
+- Starting at the patched position saves a fraction of 0.44 of the remaining cost.
+- Computing only keys and values in the last layer saves 0.8 layer passes.
+
+Batches of 96 sites were not faster than batches of 32 sites.
 
 Needs torch and transformers.
 """
@@ -42,11 +54,12 @@ from alone import peak_memory
 from record import Parser, at_least, conclude, require, run
 
 VOCAB, RIGHT, WRONG = 50_257, 11, 222
-TOLERANCE = 1e-4  # of torch's effects, relative to the largest effect
+# The effects that the two libraries compute may differ by this fraction of the largest effect.
+TOLERANCE = 1e-4
 
 
 class Time(NamedTuple):
-    """Seconds of the clock, and seconds of all cores of the process together."""
+    """Elapsed seconds, and processor seconds of all cores together."""
 
     wall: float
     cores: float
@@ -63,7 +76,7 @@ class Time(NamedTuple):
 
 
 def texts(length: int):
-    """Returns a clean and a corrupted text [1, length], which differ in every third token."""
+    """Returns a clean and a corrupted text [1, length] that differ in every third token."""
     rng = np.random.default_rng(0)
     clean = rng.integers(0, VOCAB, (1, length)).astype(np.int32)
     corrupted = clean.copy()
@@ -72,7 +85,7 @@ def texts(length: int):
 
 
 def build(preset: str, folder: str) -> tuple:
-    """Exports a model with random weights, enlarged so that effects exceed rounding."""
+    """Exports a model with large random weights, so that effects exceed rounding errors."""
     import jax
 
     import jaxformer as jf
@@ -86,14 +99,16 @@ def build(preset: str, folder: str) -> tuple:
 
 
 def ours(connection, preset: str, folder: str, length: int, chunk: int):
-    """Sends (effects, `Time` of the sweep, seconds of compilation, added bytes)."""
+    """Runs jaxformer's sweep and sends its results through `connection`.
+
+    The results are (effects, `Time` of the sweep, seconds of compilation, added bytes of memory).
+    """
     import jax
 
     import jaxformer as jf
-    from jaxformer.interpret.patching import LogitDifference
-    from jaxformer.interpret.sweep import patch_sweep
+    from jaxformer.interpret import LogitDifference, patch_sweep
 
-    jf.keep_freed_memory()
+    jf.tune_cpu_runtime()
     model, variables = build(preset, folder)
     connection.send("exported")
     connection.recv()
@@ -125,11 +140,11 @@ class TorchPatching:
         self.base = self.metric(self.corrupted)[0]
 
     def outputs(self) -> list:
-        """The output projections, whose input has the outputs of the heads side by side."""
+        """Returns the output projections, which read the concatenated outputs of the heads."""
         return [block.attn.c_proj for block in self.model.transformer.h]
 
     def captured(self, tokens) -> list:
-        """Returns the outputs of the heads of each layer, [1, length, dim]."""
+        """Returns the concatenated outputs of the heads of each layer, [1, length, dim]."""
         values = []
         hooks = [
             layer.register_forward_pre_hook(lambda _, given: values.append(given[0].clone()))
@@ -146,15 +161,15 @@ class TorchPatching:
             return (logits[:, RIGHT] - logits[:, WRONG]).clone()
 
     def effects(self, layer: int, heads, positions) -> np.ndarray:
-        """Returns the effects of some sites of one layer, by one pass over a batch of them."""
+        """Returns the effects of patching several heads and positions of one layer in one batch."""
         clean = self.values[layer]
 
         def patch(_, given):
             (x,) = given
             x = x.clone()
-            for row, (head, position) in enumerate(zip(heads, positions, strict=True)):
+            for index, (head, position) in enumerate(zip(heads, positions, strict=True)):
                 part = slice(head * self.head_dim, (head + 1) * self.head_dim)
-                x[row, position, part] = clean[0, position, part]
+                x[index, position, part] = clean[0, position, part]
             return (x,)
 
         hook = self.outputs()[layer].register_forward_pre_hook(patch)
@@ -165,10 +180,10 @@ class TorchPatching:
 
 
 def torch_sweep(patching, sites: np.ndarray, batch_size: int) -> tuple[np.ndarray, Time]:
-    """Returns (effects of the sites, mean time per site); a pass has sites of one layer."""
-    effects, rows, begin = np.zeros(len(sites)), np.arange(len(sites)), Time.now()
+    """Patches the sites of each layer in batches; returns (effects, mean time per site)."""
+    effects, indices, begin = np.zeros(len(sites)), np.arange(len(sites)), Time.now()
     for layer in np.unique(sites[:, 0]):
-        of_layer = rows[sites[:, 0] == layer]
+        of_layer = indices[sites[:, 0] == layer]
         for first in range(0, len(of_layer), batch_size):
             some = of_layer[first : first + batch_size]
             effects[some] = patching.effects(layer, *sites[some, 1:].T)
@@ -176,22 +191,22 @@ def torch_sweep(patching, sites: np.ndarray, batch_size: int) -> tuple[np.ndarra
 
 
 def torch_sweeps(patching, sites: np.ndarray, batch_size: int) -> dict:
-    """Returns {name of the way: (effects, time per site)}."""
+    """Returns the effects and the time per site for each variant of the sweep in torch."""
     found = {}
     for name, size, options in (
-        ("one site per pass", 1, {}),
-        ("one site per pass, logits of the last position", 1, {"logits_to_keep": 1}),
+        ("one patch per forward pass", 1, {}),
+        ("one patch per forward pass, logits of the last position", 1, {"logits_to_keep": 1}),
         ("batched", batch_size, {}),
         ("batched, logits of the last position", batch_size, {"logits_to_keep": 1}),
     ):
         patching.options = options
-        torch_sweep(patching, sites[:batch_size], size)  # warms up
+        torch_sweep(patching, sites[:batch_size], size)  # This call warms up torch.
         found[name] = torch_sweep(patching, sites, size)
     return found
 
 
 def draw_sites(shape: tuple, number: int, groups: int) -> np.ndarray:
-    """Returns random sites, about equally many in each of some layers, so that batches are full."""
+    """Draws random sites (layer, head, position), equally many from each of `groups` layers."""
     rng = np.random.default_rng(1)
     layers = np.linspace(0, shape[0] - 1, groups).astype(int)
     rest = [rng.choice(shape[1] * shape[2], number // groups, replace=False) for _ in layers]
@@ -204,10 +219,19 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--preset", default="gpt2-124m")
     parser.add_argument("--length", type=at_least(2), default=64)
-    parser.add_argument("--chunk", type=at_least(1), default=32, help="our runs at a time")
-    parser.add_argument("--sites", type=at_least(16), default=32, help="sites of the torch sweep")
-    parser.add_argument("--batch-size", type=at_least(2), default=16, help="of batched torch")
-    parser.add_argument("--cores", type=at_least(1), help="cores for both sides; default: all")
+    parser.add_argument(
+        "--chunk", type=at_least(1), default=32, help="batch size of jaxformer's sweep"
+    )
+    parser.add_argument(
+        "--sites", type=at_least(16), default=32, help="number of random patches to time in torch"
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=at_least(2),
+        default=16,
+        help="batch size of the batched torch variants",
+    )
+    parser.add_argument("--cores", type=at_least(1), help="CPU cores to use; default: all")
     arguments = parser.parse_args()
     require("torch", "transformers")
     if arguments.cores:
@@ -233,34 +257,38 @@ def main():
 
 
 def report(arguments, sites: np.ndarray, passes: list, measured: tuple) -> dict:
-    """Checks torch's effects, prints a line for each way, and returns the figures."""
+    """Compares the times and the effects of both libraries; prints and returns the comparison."""
     effects, spent, compilation, memory = measured
     largest, count = float(abs(effects).max()), effects.size
-    print(f"{effects.shape} = {count:,} sites of {arguments.length} tokens")
+    print(f"{effects.shape} = {count:,} patches, text of {arguments.length} tokens")
     print(
-        f"jaxformer: {spent.wall:.0f} s, of which {compilation:.0f} s compilation; "
-        f"{spent.cores:.0f} s of processor time; {memory / 1e6:.0f} MB added to the peak"
+        f"jaxformer: {spent.wall:.0f} s, including {compilation:.0f} s of compilation\n"
+        f"  processor time: {spent.cores:.0f} s\n"
+        f"  memory added to the peak: {memory / 1e6:.0f} MB"
     )
-    print(f"torch, on {len(sites)} random sites before and after, multiplied by {count:,} sites:")
+    print(f"torch: times of {count:,} patches, estimated from {len(sites)} random patches:")
     figures = {"shape": effects.shape, **spent._asdict(), "compilation": compilation}
     figures |= {"added memory, bytes": memory, "torch sites": len(sites), "torch": {}}
     for name in passes[0]:
         found = [one[name] for one in passes]
         error = max(float(abs(some - effects[tuple(sites.T)]).max()) for some, _ in found)
         if error > TOLERANCE * largest:
-            raise ValueError(f"torch, {name}: effects differ by {error:.1e} of {largest:.1e}")
+            raise ValueError(
+                f"torch, {name}: effects differ by {error:.1e}; largest effect: {largest:.1e}"
+            )
         wall, cores = (count * min(getattr(t, x) for _, t in found) for x in Time._fields)
         print(
-            f"  {name}: {wall:.0f} s ({1e3 * wall / count:.0f} ms per site), {cores:.0f} s of "
-            f"processor time: jaxformer is {wall / spent.wall:.1f} times as fast, in processor "
-            f"time {cores / spent.cores:.1f}; effects differ by {error:.1e} of {largest:.1e}"
+            f"  {name}: {wall:.0f} s ({1e3 * wall / count:.0f} ms per patch)\n"
+            f"    jaxformer is {wall / spent.wall:.1f} times as fast.\n"
+            f"    processor time: {cores:.0f} s, {cores / spent.cores:.1f} times jaxformer's\n"
+            f"    effects differ by {error:.1e}; largest effect: {largest:.1e}"
         )
         figures["torch"][name] = {
-            "seconds per site before and after": [t.wall for _, t in found],
+            "seconds per patch, before and after the run of jaxformer": [t.wall for _, t in found],
             "seconds, extrapolated": wall,
             "processor seconds, extrapolated": cores,
             "ratio": wall / spent.wall,
-            "ratio of processor time": cores / spent.cores,
+            "processor time of torch / jaxformer": cores / spent.cores,
             "largest difference": error,
         }
     return figures | {"largest effect": largest, "tolerance": TOLERANCE}

@@ -1,12 +1,13 @@
-"""Times the matrix products of a training step alone, in XLA and in torch.
+"""Times only the matrix products of a training step, in XLA and in torch.
 
     python experiments/bench_products.py --record products-cpu
     python experiments/bench_products.py --sizes 10.8m --rounds 15 --dtype bfloat16
 
-A training step spends most of its time in products with weights: y = x W and, backward, dx = dy Wᵀ
-and dW = xᵀ dy. The script times each of them, and the same for the two products of attention per
-head, in XLA by the package's function for products, and in torch. It adds up the medians of all
-products of a step: what a step takes that computes its products in this way, one after another.
+A training step spends most of its time in products with weights: y = x W and, in the backward pass,
+dx = dy Wᵀ and dW = xᵀ dy. The script times each product with a weight matrix, and the products of
+attention per head. XLA computes the products with the package's product function, and torch with
+`einsum`. The sum of the medians of all products estimates the time of a step that computes only
+these products, one after another.
 """
 
 import math
@@ -19,18 +20,20 @@ from record import Parser, at_least, conclude, require, run
 
 from jaxformer.bench.measurement import Rounds
 
-PAUSE = 0.3  # seconds. After a product, a library's threads spin for a while and occupy the cores.
+# The script waits this many seconds before a product, because the previous library's threads keep
+# the cores busy for a while.
+PAUSE = 0.3
 
 
 class Product(NamedTuple):
-    """A product of a training step.
+    """A matrix product of a training step.
 
     Attributes:
-        name: What it computes.
-        formula: The einsum.
+        name: The name of the result.
+        formula: The einsum formula.
         shapes: The shapes of both operands.
-        times: How often a step computes it.
-        flops: The number of operations.
+        times: How often a training step computes this product.
+        flops: The number of floating-point operations.
     """
 
     name: str
@@ -41,7 +44,7 @@ class Product(NamedTuple):
 
 
 def of_weights(name: str, rows: int, inputs: int, outputs: int, times: int) -> list[Product]:
-    """Returns the product with a matrix of weights and the two products of its gradients."""
+    """Returns the product with a weight matrix and the two products of its backward pass."""
     x, w, y, flops = (rows, inputs), (inputs, outputs), (rows, outputs), 2 * rows * inputs * outputs
     return [
         Product(f"{name}: x W", "bi,io->bo", (x, w), times, flops),
@@ -51,7 +54,7 @@ def of_weights(name: str, rows: int, inputs: int, outputs: int, times: int) -> l
 
 
 def of_step(size: Size) -> list[Product]:
-    """Returns the products of a step: those of weights, and those of attention of whole rows."""
+    """Returns the products of a training step whose attention is not split into blocks."""
     rows, dim, layers = size.batch_size * size.length, size.embed_dim, size.num_layers
     heads, head_dim = size.batch_size * size.num_heads, dim // size.num_heads
     scores = (heads, size.length, size.length)
@@ -70,7 +73,7 @@ def of_step(size: Size) -> list[Product]:
 
 
 def prepared(product: Product, dtype: str) -> dict[str, Callable[[], object]]:
-    """Returns a function for each library that computes the product once."""
+    """Returns, for each library, a function that computes the product once."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -90,7 +93,7 @@ def prepared(product: Product, dtype: str) -> dict[str, Callable[[], object]]:
 
 
 def measured(product: Product, dtype: str, rounds: int) -> dict:
-    """Times the product in both libraries. Returns the medians."""
+    """Times the product in both libraries and returns the medians."""
     medians = {}
     for name, function in prepared(product, dtype).items():
         time.sleep(PAUSE)
@@ -104,7 +107,7 @@ def measured(product: Product, dtype: str, rounds: int) -> dict:
 
 
 def summed(rows: list[dict]) -> dict[str, float]:
-    """Returns the seconds of all these products of a step in each library."""
+    """Adds up the seconds of all products of a step, for each library."""
     libraries = rows[0]["seconds"]
     return {name: sum(row["times"] * row["seconds"][name] for row in rows) for name in libraries}
 
@@ -116,9 +119,9 @@ def main():
     parser.add_argument("--rounds", type=at_least(1), default=9)
     arguments = parser.parse_args()
     require("torch")
-    from jaxformer.runtime import keep_freed_memory
+    from jaxformer.runtime import tune_cpu_runtime
 
-    keep_freed_memory()
+    tune_cpu_runtime()
     figures = []
     for name in arguments.sizes:
         print(f"{name}, {arguments.dtype}: {SIZES[name]}")

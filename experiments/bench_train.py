@@ -4,9 +4,9 @@
     python experiments/bench_train.py --sizes 10.8m --rounds 10
     python experiments/bench_train.py --dtype bfloat16     # on a GPU
 
-It measures the step of `jaxformer train` and a step written with the public API only. A step is
-forward, backward, clipping by global norm, and AdamW, on random tokens of the same shape. Needs
-torch and transformers.
+The script measures the step of `jaxformer train` and a step written with the public API only. A
+step consists of the forward pass, the backward pass, clipping by global norm, and AdamW, on random
+tokens of the same shape. Needs torch and transformers.
 """
 
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ def decoder_config(size: Size, dtype: str):
 
 
 def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
-    """Returns a function that makes one update and returns its measurements."""
+    """Returns a function that runs one training step and returns the training metrics."""
     from jaxformer import Decoder, Execution
     from jaxformer.bench.models import RandomStep
 
@@ -58,7 +58,7 @@ def jaxformer_step(size: Size, dtype: str, layers: str, remat: str):
 
 
 def public_step(size: Size, dtype: str):
-    """Returns the same for an update written with the public API only."""
+    """Returns a function that runs one training step, written with the public API only."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -66,7 +66,7 @@ def public_step(size: Size, dtype: str):
 
     import jaxformer as jf
 
-    jf.keep_freed_memory()
+    jf.tune_cpu_runtime()
     model = jf.Decoder(decoder_config(size, dtype))
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -74,8 +74,10 @@ def public_step(size: Size, dtype: str):
             6e-4, 0.9, 0.95, weight_decay=0.1, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)
         ),
     )
-    rows = np.random.default_rng(0).integers(0, size.vocab_size, (size.batch_size, size.length + 1))
-    tokens = jnp.asarray(rows, jnp.int32)
+    sequences = np.random.default_rng(0).integers(
+        0, size.vocab_size, (size.batch_size, size.length + 1)
+    )
+    tokens = jnp.asarray(sequences, jnp.int32)
     variables = jax.jit(model.init)(jax.random.key(0), tokens[:, :-1])
     state = variables, optimizer.init(variables)
 
@@ -99,7 +101,7 @@ def public_step(size: Size, dtype: str):
 
 
 def torch_step(size: Size, dtype: str, compiled: bool):
-    """Returns the same for Hugging Face's GPT2LMHeadModel."""
+    """Returns a function that runs one training step of Hugging Face's GPT2LMHeadModel."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -141,9 +143,13 @@ def main():
     parser = Parser(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rounds", type=at_least(1), default=5)
-    parser.add_argument("--batch-size", type=at_least(1), help="default: that of each size")
+    parser.add_argument(
+        "--batch-size",
+        type=at_least(1),
+        help="sequences per batch; the default depends on the model size",
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--layers", choices=("auto", "scan", "unrolled"), default="auto")
+    parser.add_argument("--scan-layers", choices=("auto", "scan", "unrolled"), default="auto")
     parser.add_argument("--no-torch", action="store_true", help="measure only jaxformer")
     parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
     arguments = parser.parse_args()
@@ -156,7 +162,7 @@ def main():
             size = replace(size, batch_size=arguments.batch_size)
         dtype = arguments.dtype
         ours = partial(jaxformer_step, size, dtype, arguments.layers, arguments.remat)
-        makers = {"jaxformer": ours, "jaxformer, public face": partial(public_step, size, dtype)}
+        makers = {"jaxformer": ours, "jaxformer, public API": partial(public_step, size, dtype)}
         if not arguments.no_torch:
             makers["torch eager"] = partial(torch_step, size, dtype, False)
             makers["torch.compile"] = partial(torch_step, size, dtype, True)
@@ -166,7 +172,7 @@ def main():
 
 
 def report(name, size, subjects) -> dict:
-    """Prints a table. Returns its figures."""
+    """Prints a table and returns the measurements."""
     print(f"\n{name}: batch {size.batch_size}, length {size.length}, vocabulary {size.vocab_size}")
     return {"size": name} | table(subjects, size.batch_size * size.length)
 

@@ -1,7 +1,7 @@
 """Compares greedy decoding of an encoder-decoder with Hugging Face's torch Marian of the same size.
 
     python experiments/bench_translate.py                 # batch 32, two sizes, float32
-    python experiments/bench_translate.py --sources       # time per token against source length
+    python experiments/bench_translate.py --sources       # time per token by source length
 
 The weights are random, because the time of greedy decoding does not depend on them. Needs torch and
 transformers.
@@ -12,12 +12,15 @@ from functools import partial
 from record import Parser, at_least, conclude, require, run
 from side_by_side import compare, table
 
-from jaxformer.bench.measurement import Rounds, Timing, in_turn
+from jaxformer.bench.measurement import Rounds, Timing, time_alternately
 from jaxformer.bench.models import step_seconds
 
-SOURCE, NEW, BATCHES = 24, 32, 4  # source tokens, new tokens, batches per run
-# "small" is like the Multi30k model of experiments/translate.py, "base" like the base model of
-# Vaswani et al. 2017.
+# A run translates `BATCHES` batches. Each source has `SOURCE` tokens. Each translation has `NEW`
+# tokens.
+SOURCE, NEW, BATCHES = 24, 32, 4
+
+# The size "small" is that of the Multi30k model of experiments/translate.py. The size "base" is
+# that of the base model of Vaswani et al. 2017.
 SIZES = {
     "small": {"num_layers": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "vocab": 5000},
     "base": {"num_layers": 6, "embed_dim": 512, "num_heads": 8, "mlp_dim": 2048, "vocab": 32_000},
@@ -25,7 +28,7 @@ SIZES = {
 
 
 def jaxformer_model(size: str):
-    """Returns (model, prepared weights)."""
+    """Returns the model and its random weights, packed for decoding."""
     import jax
 
     import jaxformer as jf
@@ -42,11 +45,11 @@ def jaxformer_model(size: str):
         head_bias=True,
     )
     model = jf.EncoderDecoder(config)
-    return model, jf.prepare(model, jax.jit(partial(init, model))(jax.random.key(0)))
+    return model, jf.pack_weights(model, jax.jit(partial(init, model))(jax.random.key(0)))
 
 
 def jaxformer_decoding(size: str, batch_size: int):
-    """Returns a function that decodes NEW tokens from batch_size sources, BATCHES times."""
+    """Returns a function that decodes NEW tokens for BATCHES batches of batch_size sources."""
     import numpy as np
 
     import jaxformer as jf
@@ -59,7 +62,7 @@ def jaxformer_decoding(size: str, batch_size: int):
 
 
 def torch_decoding(size: str, batch_size: int):
-    """Returns the same for Hugging Face's Marian and its `generate`."""
+    """Returns a function that decodes the same batches with Hugging Face's Marian."""
     import torch
     from transformers import MarianConfig, MarianMTModel
 
@@ -102,7 +105,7 @@ def torch_decoding(size: str, batch_size: int):
 
 
 def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -> dict:
-    """Returns {source length: (milliseconds to read the source, milliseconds per token)}."""
+    """Returns {source length: (milliseconds to encode the source, milliseconds per token)}."""
     import numpy as np
 
     import jaxformer as jf
@@ -113,7 +116,7 @@ def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -
     how = {"max_new_tokens": 1 + STEPS, "sampler": greedy}
 
     def reading(source) -> float:
-        return timer.time(lambda: jf.start(model, variables, batch_size, 2 * STEPS, source))
+        return timer.time(lambda: jf.init_cache(model, variables, batch_size, 2 * STEPS, source))
 
     def decoding(source) -> float:
         run = partial(jf.generate, model, variables, prompts, source=source, **how)
@@ -124,7 +127,9 @@ def time_per_token_by_source(size: str, lengths, batch_size: int, rounds: int) -
         for length in lengths
         for timed in (reading, decoding)
     }
-    medians = {key: 1e3 * Timing.of(x).median for key, x in in_turn(timers, rounds).items()}
+    medians = {
+        key: 1e3 * Timing.of(x).median for key, x in time_alternately(timers, rounds).items()
+    }
     return {length: (medians[length, reading], medians[length, decoding]) for length in lengths}
 
 
@@ -133,7 +138,9 @@ def main():
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--batch-size", type=at_least(1), default=32)
     parser.add_argument("--rounds", type=at_least(1), default=5)
-    parser.add_argument("--sources", action="store_true", help="only time per token by source")
+    parser.add_argument(
+        "--sources", action="store_true", help="measure only the time per token, by source length"
+    )
     arguments = parser.parse_args()
     if arguments.sources:
         conclude(report_sources(arguments), arguments.record)
@@ -154,13 +161,13 @@ def main():
 
 
 def report(size, batch_size, subjects) -> dict:
-    """Prints a table. Returns its figures."""
+    """Prints a table and returns the measurements."""
     print(f"\n{size}, {BATCHES} batches of {batch_size}: {SOURCE} source tokens, {NEW} new tokens")
     return {"size": size, "batch_size": batch_size} | table(subjects, BATCHES * batch_size * NEW)
 
 
 def report_sources(arguments) -> dict:
-    """Prints a table. Returns milliseconds by source length."""
+    """Prints a table and returns the milliseconds by source length."""
     lines = {}
     for size in arguments.sizes:
         given = (size, (16, 64, 256), arguments.batch_size, arguments.rounds)

@@ -3,10 +3,11 @@
     python experiments/build_up.py             # the standard library's source, byte by byte
     python experiments/build_up.py TEXT… --steps 300 --seeds 3
 
-The start is a decoder with one head and without residual, norm, positions or scaling, and with an
-activation after both maps of the feed-forward layer, as the lecture first draws it. One series adds
-the components one after another. The other removes each component alone from the finished decoder.
-One `vmap` trains all seeds at once. Error bars are two standard errors of their mean.
+The first decoder has one head. As in the lecture's first drawing, an activation follows each of the
+two linear layers of the feed-forward layer. The first decoder lacks residual connections, norms,
+positions and scaling. One series adds the components one after another. The other series removes
+one component at a time from the finished decoder. One `vmap` trains all seeds together. Error bars
+are two standard errors of the mean over seeds.
 """
 
 from dataclasses import replace
@@ -19,7 +20,7 @@ from record import at_least, conclude, run
 from windows import batches, check_length, evenly, loss, text_parser
 
 import jaxformer as jf
-from jaxformer.runtime import keep_freed_memory
+from jaxformer.runtime import tune_cpu_runtime
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.data.corpus import read_documents, standard_library
 from jaxformer.training.data.split import DEFAULT_SPLIT, split
@@ -30,7 +31,8 @@ LENGTH, BATCH, HELD_OUT = 64, 8, 128
 FINISHED = jf.DecoderConfig(
     vocab_size=256, max_length=LENGTH, num_layers=4, embed_dim=64, num_heads=4, activation="relu"
 )
-PIECES = {  # the config without each component, in the order in which the lectures add them
+# Each config change removes one component, in the order in which the lectures add components.
+PIECES = {
     "several heads": {"num_heads": 1},
     "residual": {"residual": False},
     "norm": {"norm": "none"},
@@ -41,7 +43,7 @@ PIECES = {  # the config without each component, in the order in which the lectu
 
 
 def built_up() -> dict:
-    """Returns the configs of the first series, from the half-built decoder to the finished one."""
+    """Returns the configs of decoders that add components one by one until all are present."""
     missing = {field: value for change in PIECES.values() for field, value in change.items()}
     configs = {"half built": replace(FINISHED, **missing)}
     for piece, change in PIECES.items():
@@ -51,7 +53,7 @@ def built_up() -> dict:
 
 
 def taken_away() -> dict:
-    """Returns the finished decoder and the configs without one component each."""
+    """Returns the config of the finished decoder, and configs that each lack one component."""
     without = {f"− {piece}": replace(FINISHED, **change) for piece, change in PIECES.items()}
     return {"finished": FINISHED, **without}
 
@@ -68,7 +70,7 @@ def read(paths):
 
 
 def train(config, text, held_out, steps: int, seeds: int) -> np.ndarray:
-    """Trains all seeds at once. Returns their held-out losses."""
+    """Trains all seeds in one `vmap` and returns the held-out losses."""
     model = jf.build(config, jf.Execution(layers="unrolled"))
     recipe = OptimizerConfig(learning_rate=2e-3, warmup_steps=50)
     optimizer, rates = make_optimizer(recipe), Schedule(recipe, steps).rates()
@@ -83,7 +85,7 @@ def train(config, text, held_out, steps: int, seeds: int) -> np.ndarray:
 
 
 def error_of(losses):
-    """Returns two standard errors of the mean over the last axis."""
+    """Returns twice the standard error of the mean over seeds (the last axis of `losses`)."""
     return 2 * losses.std(axis=-1, ddof=1) / np.sqrt(losses.shape[-1])
 
 
@@ -94,11 +96,14 @@ def entropy(text) -> float:
 
 
 def draw(parts: dict, path: Path) -> None:
-    """Draws means with error bars: components added on the left, removed on the right."""
+    """Plots mean losses with error bars, after adding (left) or removing components (right)."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    titles = ("switched on one after another", "taken away from the finished decoder")
+    titles = (
+        "components added one after another",
+        "one component removed from the finished decoder",
+    )
     all_losses = np.concatenate([x for part in parts.values() for x in part.values()])
     for axes, title, part in zip(figure.subplots(1, 2), titles, parts.values(), strict=True):
         names, losses = list(part), np.array(list(part.values())) / np.log(2)
@@ -114,7 +119,7 @@ def main():
     parser = text_parser(__doc__, 500, 1, "build-up.png")
     parser.add_argument("--seeds", type=at_least(2), default=4, help="at least 2, for error bars")
     arguments = parser.parse_args()
-    keep_freed_memory()
+    tune_cpu_runtime()
     text, held_out = read(arguments.text)
     trained, parts = {}, {}
     for part, configs in (("built up", built_up()), ("taken away", taken_away())):
@@ -126,7 +131,7 @@ def main():
             bits = losses / np.log(2)
             print(f"{name:18} {bits.mean():.3f} ± {error_of(bits):.3f} bits per byte", flush=True)
     figures = {part: {name: x.tolist() for name, x in some.items()} for part, some in parts.items()}
-    figures["bits in a byte by itself"] = float(entropy(text) / np.log(2))
+    figures["bits: entropy of the byte frequencies"] = float(entropy(text) / np.log(2))
     conclude(figures, arguments.record)
     draw(parts, arguments.picture)
 

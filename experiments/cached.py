@@ -1,10 +1,10 @@
-"""Measures the time of one more token with the cache and without it.
+"""Measures the time per generated token with and without a key/value cache.
 
     python experiments/cached.py --picture cached.png
 
 After t tokens, a step with the cache takes O(t), because it reads all keys and values. Without the
-cache it takes O(t²), a pass over the whole sequence (lecture 13 §7). Generating T tokens takes the
-sum: O(T²) and O(T³).
+cache, a step is a forward pass over the whole sequence and takes O(t²) (lecture 13 §7). Generating
+T tokens takes O(T²) with the cache and O(T³) without the cache.
 """
 
 import statistics
@@ -18,11 +18,11 @@ import numpy as np
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.bench.measurement import Rounds, in_turn
+from jaxformer.bench.measurement import Rounds, time_alternately
 from jaxformer.bench.models import greedy_run, step_seconds
 from jaxformer.decoding.steps import STEPS
 from jaxformer.models.parameters import init
-from jaxformer.runtime import keep_freed_memory
+from jaxformer.runtime import tune_cpu_runtime
 
 POSITIONS = (64, 128, 256, 512, 1024, 2048, 4096)
 CONFIG = jf.DecoderConfig(
@@ -31,13 +31,13 @@ CONFIG = jf.DecoderConfig(
 
 
 def with_cache(model, variables, position: int) -> Callable[[], float]:
-    """Returns a function that times the tokens after `position` tokens, with a cache."""
-    run = greedy_run(model, jf.prepare(model, variables), 1, position, 1 + STEPS)
+    """Returns a function that times decoding with a cache after `position` tokens."""
+    run = greedy_run(model, jf.pack_weights(model, variables), 1, position, 1 + STEPS)
     return lambda: step_seconds(run, time.perf_counter) / STEPS
 
 
 def without_cache(model, variables, position: int) -> Callable[[], float]:
-    """Returns a function that times a token: a pass over the whole sequence."""
+    """Returns a function that times a forward pass over `position` + 1 tokens."""
     tokens = jnp.ones((1, position + 1), jnp.int32)
 
     @jax.jit
@@ -52,7 +52,7 @@ WAYS = {"with the cache": with_cache, "without": without_cache}
 
 
 def draw(seconds: dict, path: Path) -> None:
-    """Draws the time per token and the time of a whole text."""
+    """Plots the time per token and the time of a whole text against the number of tokens."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -62,13 +62,13 @@ def draw(seconds: dict, path: Path) -> None:
         left.plot(positions, 1000 * times, "o-", label=name)
         whole = np.interp(np.arange(positions[-1]), positions, times).cumsum()
         right.plot(whole, label=name)
-    left.set(ylabel="milliseconds for one more token", title="a token", xscale="log", yscale="log")
-    right.set(ylabel="seconds from the first token on", title="a text", yscale="log")
+    left.set(ylabel="milliseconds per token", title="a token", xscale="log", yscale="log")
+    right.set(ylabel="seconds for the whole text", title="a text", yscale="log")
     for axes in (left, right):
-        axes.set_xlabel("tokens before it")
+        axes.set_xlabel("tokens in the cache")
         axes.grid(alpha=0.2)
         axes.legend()
-    right.set_xlabel("tokens of the text")
+    right.set_xlabel("tokens in the text")
     figure.savefig(path, dpi=110)
 
 
@@ -77,7 +77,7 @@ def main():
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--picture", type=picture, default="cached.png")
     arguments = parser.parse_args()
-    keep_freed_memory()
+    tune_cpu_runtime()
     model = jf.build(CONFIG, jf.Execution(layers="unrolled"))
     variables = init(model, jax.random.key(0))
     decoders = {
@@ -85,14 +85,14 @@ def main():
         for name, make in WAYS.items()
         for position in POSITIONS
     }
-    times = in_turn(decoders, arguments.rounds)
+    times = time_alternately(decoders, arguments.rounds)
     seconds = {
         name: {position: statistics.median(times[name, position]) for position in POSITIONS}
         for name in WAYS
     }
     for position in POSITIONS:
         shown = ", ".join(f"{name} {1000 * s[position]:.2f} ms" for name, s in seconds.items())
-        print(f"{position:5} tokens before: {shown}", flush=True)
+        print(f"{position:5} previous tokens: {shown}", flush=True)
     conclude({"seconds a token": seconds}, arguments.record)
     draw(seconds, arguments.picture)
 

@@ -6,9 +6,10 @@ The decoders have 6 to 192 layers of 32 features, with the norm before each sub-
 residual sum. The experiment reports the gradient norm of each layer at initialization and after
 training, and the losses (Xiong et al. 2020; lecture 11 §3).
 
-Without care, weights are W ~ N(0, 1/inputs), so that a sub-layer preserves the size of its input,
-and the warm-up has 10 steps. With care, weights are those of `init`, W ~ N(0, 0.02²) and less by
-√(2 layers) at the end of a sub-layer, and the warm-up has 100 steps. One `vmap` trains all seeds.
+By default, training has 10 warm-up steps, and the weights are drawn from N(0, 1/inputs). A
+sub-layer with these weights preserves the scale of its input. Results named "with care" use the
+weights of `init` and 100 warm-up steps. `init` draws weights from N(0, 0.02²) and divides those in
+the last linear layer of each sub-layer by √(2 layers). One `vmap` trains all seeds together.
 """
 
 from functools import partial
@@ -22,14 +23,17 @@ from record import at_least, conclude, run
 from windows import batches, loss, text_parser
 
 import jaxformer as jf
-from jaxformer.runtime import keep_freed_memory
+from jaxformer.runtime import tune_cpu_runtime
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step, updates
 
 LENGTH, BATCH = 64, 4
-LEAST = 1e-12  # smaller gradient norms are drawn at this value
-# name: (norm position, whether weights are N(0, 1/inputs), warm-up steps)
+# The picture draws smaller gradient norms at this value.
+LEAST = 1e-12
+
+# Each value is (norm position, whether the initial weights of the blocks are drawn from
+# N(0, 1/inputs), number of warm-up steps).
 KINDS = {
     "pre-norm": ("pre", True, 10),
     "post-norm": ("post", True, 10),
@@ -63,14 +67,14 @@ def plain(params, seed):
     return {**params, "blocks": jax.tree.unflatten(tree, drawn)}
 
 
-def by_layer(model, params, rows):
-    """Returns the gradient norm of each block [num_layers]."""
-    gradients = jax.grad(lambda params: loss(model, params, rows))(params)["blocks"]
+def by_layer(model, params, sequences):
+    """Returns the norm of the loss's gradient for each block [num_layers]."""
+    gradients = jax.grad(lambda params: loss(model, params, sequences))(params)["blocks"]
     squares = [jnp.square(x).reshape(len(x), -1).sum(axis=1) for x in jax.tree.leaves(gradients)]
     return jnp.sqrt(sum(squares))
 
 
-def train(depth: int, kind: str, text, rows, steps: int, seeds: int) -> dict:
+def train(depth: int, kind: str, text, sequences, steps: int, seeds: int) -> dict:
     """Returns losses [steps, seeds] and gradient norms [seeds, depth] before and after training."""
     place, is_plain, warmup = KINDS[kind]
     model = jf.build(config_of(depth, place))
@@ -83,17 +87,17 @@ def train(depth: int, kind: str, text, rows, steps: int, seeds: int) -> dict:
 
     start = jax.jit(jax.vmap(begin))(np.arange(seeds))
     look = jax.jit(jax.vmap(partial(by_layer, model), in_axes=(0, None)))
-    before = np.asarray(look(start.params, rows))
+    before = np.asarray(look(start.params, sequences))
     update = jax.jit(jax.vmap(make_step(model, optimizer), (0, 0, None)), donate_argnums=0)
     data, losses = batches(np.random.default_rng(0), text, LENGTH, (seeds, 1, BATCH)), []
     for state, now in updates(update, start, data, rates):  # noqa: B007 (the last one is used)
         losses.append(now.loss)
-    after = np.asarray(look(state.params, rows))
+    after = np.asarray(look(state.params, sequences))
     return {"losses": np.array(losses), "before": before, "after": after}
 
 
 def draw(found: dict, floor: float, path: Path) -> None:
-    """Draws a row of plots per kind: gradients before and after, and losses; a colour per depth."""
+    """Plots the gradient norms against the layer, and the losses against the training step."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 3.6 * len(KINDS)), layout="constrained")
@@ -112,7 +116,7 @@ def draw(found: dict, floor: float, path: Path) -> None:
                 )
             bits = some["losses"].mean(axis=1) / np.log(2)
             row[2].plot(np.convolve(bits, np.ones(10) / 10, mode="valid"), color=colour)
-        row[2].axhline(floor, color="grey", linestyle=":", label="how frequent each byte is")
+        row[2].axhline(floor, color="grey", linestyle=":", label="loss of the byte frequencies")
         for axes, when in zip(row, ("at initialisation", "after training"), strict=False):
             axes.set(xlabel="layer / depth", ylabel="gradient norm of the block", yscale="log")
             axes.set_title(f"{kind}: {when}")
@@ -125,7 +129,10 @@ def draw(found: dict, floor: float, path: Path) -> None:
 
 
 def _ends(norms) -> dict:
-    """Returns geometric means over seeds of the norms [seeds, depth]: first, least, last layer."""
+    """Returns the gradient norms of the first and last layer, and the smallest norm.
+
+    Each norm is a geometric mean over seeds.
+    """
     middle = np.exp(np.log(np.maximum(norms, np.finfo(np.float32).tiny)).mean(axis=0))
     return {"first": float(middle[0]), "least": float(middle.min()), "last": float(middle[-1])}
 
@@ -135,18 +142,19 @@ def main():
     parser.add_argument("--depths", type=at_least(1), nargs="+", default=[6, 24, 96, 192])
     parser.add_argument("--seeds", type=at_least(1), default=3)
     arguments = parser.parse_args()
-    keep_freed_memory()
+    tune_cpu_runtime()
     text, held_out = read(arguments.text)
     frequency = np.bincount(text, minlength=256)[text] / len(text)
-    floor = float(-np.log2(frequency).mean())  # the loss of a model that only knows frequencies
-    found, figures = {}, {"bits a byte by frequency alone": floor}
+    # A model that always predicts the byte frequencies has this loss.
+    floor = float(-np.log2(frequency).mean())
+    found, figures = {}, {"entropy of the byte frequencies (bits)": floor}
     for depth in arguments.depths:
         for kind in KINDS:
             how = (held_out[:BATCH], arguments.steps, arguments.seeds)
             some = found[depth, kind] = train(depth, kind, text, *how)
             last = some["losses"][-10:].mean(axis=0) / np.log(2)
             figures[f"{kind}, {depth} layers"] = {
-                "bits a byte at the end, by seed": last.tolist(),
+                "bits per byte at the end, by seed": last.tolist(),
                 **{f"gradient {when}": _ends(some[when]) for when in ("before", "after")},
             }
             print(f"{depth:3} layers, {kind}: {last.mean():.3f} bits per byte", flush=True)

@@ -1,11 +1,12 @@
-"""Measures recall over a distance: attention takes one step, a recurrent state n steps.
+"""Measures how well models recall a symbol over a distance of n tokens.
 
     python experiments/distance.py --picture distance.png
 
-A sequence is a symbol followed by n fillers, and the last output must predict the symbol. For each
-distance n, models train for --steps from several seeds at once. The experiment reports the share of
-symbols recalled and, before training, how much of a change in the first input reaches the last
-output.
+A sequence is a symbol followed by n filler tokens, and the last output must predict the symbol.
+Information about the symbol reaches this output in one step by attention, but in n steps through a
+recurrent state. For each distance n, models with several seeds are trained together, for --steps
+steps. The experiment reports the fraction of recalled symbols. Before training, the script also
+measures the effect of a change of the first input on the last output.
 """
 
 from pathlib import Path
@@ -17,7 +18,7 @@ import optax
 from record import Parser, at_least, conclude, picture, run
 
 import jaxformer as jf
-from jaxformer.runtime import keep_freed_memory
+from jaxformer.runtime import tune_cpu_runtime
 from jaxformer.training.batch import Batch
 from jaxformer.training.step import init_state, make_step
 
@@ -31,8 +32,8 @@ MODELS = {
 }
 
 
-def rows(key, distance: int):
-    """Returns (tokens [BATCH, distance + 1], the first symbol of each)."""
+def sequences(key, distance: int):
+    """Returns (tokens [BATCH, distance + 1], the first token of each sequence [BATCH])."""
     first, rest = jax.random.split(key)
     symbols = jax.random.randint(first, (BATCH, 1), 0, SYMBOLS)
     fillers = jax.random.randint(rest, (BATCH, distance), SYMBOLS, SYMBOLS + FILLERS)
@@ -40,11 +41,11 @@ def rows(key, distance: int):
 
 
 def reach(model, params, key, distance: int):
-    """Returns the norm of the gradient at the first input relative to that at the last input.
+    """Returns the norm of the gradient at the first input, divided by the norm at the last input.
 
-    The gradient is that of the last hidden state in a random direction.
+    The differentiated value is the last hidden state, projected onto a random direction.
     """
-    tokens, _ = rows(key, distance)
+    tokens, _ = sequences(key, distance)
     x = params["embedding"]["tokens"][tokens]
     direction = jax.random.normal(key, (64,))
 
@@ -57,24 +58,25 @@ def reach(model, params, key, distance: int):
 
 
 def batch_of(key, distance: int) -> Batch:
-    """Returns one micro-batch in which only the last target has weight."""
-    tokens, symbols = rows(key, distance)
+    """Returns one micro-batch in which only the last target has weight 1."""
+    tokens, symbols = sequences(key, distance)
     targets = jnp.broadcast_to(symbols[:, None], tokens.shape)
     weights = jnp.zeros(tokens.shape).at[:, -1].set(1.0)
     return Batch(tokens[None], targets[None], weights[None])
 
 
 def recalled(model, rate: float, distance: int, steps: int, seeds: int):
-    """Trains the model and measures it.
+    """Trains the model for each seed.
 
-    Returns the share of 256 symbols that is recalled, and `reach` before training, by seed.
+    Returns two arrays with one value per seed: the fraction of 256 symbols that the model recalls,
+    and the effect of the first input before training.
     """
     warm = optax.linear_schedule(0.0, rate, 50)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(warm))
     step = make_step(model, optimizer)
 
     def share(params, key):
-        tokens, symbols = rows(key, distance)
+        tokens, symbols = sequences(key, distance)
         return (model.apply({"params": params}, tokens)[:, -1].argmax(axis=-1) == symbols).mean()
 
     def one(seed):
@@ -91,7 +93,7 @@ def recalled(model, rate: float, distance: int, steps: int, seeds: int):
 
 
 def draw(found: dict, path: Path) -> None:
-    """Draws recall by distance, and `reach` before training."""
+    """Plots the recall, and the effect of the first input, against the distance."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -103,10 +105,10 @@ def draw(found: dict, path: Path) -> None:
             axes.fill_between(DISTANCES, values.min(axis=1), values.max(axis=1), alpha=0.2)
     left.axhline(100 / SYMBOLS, linestyle=":", color="grey", label="by chance")
     left.set(xlabel="positions between", ylabel="recalled (%)", ylim=(0, 103))
-    left.set_title("a symbol recalled, after training")
-    right.set(xlabel="positions between", ylabel="effect of the first input over the last's")
+    left.set_title("fraction of recalled symbols, after training")
+    right.set(xlabel="positions between", ylabel="gradient at the first input / at the last input")
     right.set_yscale("log")
-    right.set_title("what reaches the end, before training")
+    right.set_title("effect of the first input, before training")
     for axes in (left, right):
         axes.set_xscale("log", base=2)
         axes.grid(alpha=0.2)
@@ -120,7 +122,7 @@ def main():
     parser.add_argument("--seeds", type=at_least(1), default=3)
     parser.add_argument("--picture", type=picture, default="distance.png")
     arguments = parser.parse_args()
-    keep_freed_memory()
+    tune_cpu_runtime()
     found, figures = {}, {}
     for name, (config, rate) in MODELS.items():
         model, found[name] = jf.build(config, jf.Execution(layers="unrolled")), {}

@@ -1,11 +1,11 @@
-"""Compares an encoder with a decoder of the same size at predicting hidden tokens.
+"""Compares an encoder with a decoder of the same size at predicting masked tokens.
 
     python experiments/fill_in.py              # the standard library's source
     python experiments/fill_in.py TEXT… --steps 2000
 
-In held-out text 15% of the tokens are hidden. The encoder sees both sides; in training it predicted
-masked tokens, 15% of all. The decoder sees the left side; in training it predicted every token.
-Both predict the same hidden tokens.
+15% of the tokens of held-out text are masked. The encoder sees both sides of a mask; it was trained
+on masked tokens, 15% of all tokens. The decoder sees only the tokens before a mask; it was trained
+to predict every token. Both models are scored on the same masked tokens.
 """
 
 from functools import partial
@@ -20,7 +20,7 @@ from windows import at_random, read_windows, text_parser
 
 import jaxformer as jf
 from jaxformer.functional.losses.token_masking import mask_tokens
-from jaxformer.runtime import keep_freed_memory
+from jaxformer.runtime import tune_cpu_runtime
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.objectives import summed_loss
@@ -28,7 +28,8 @@ from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step, updates
 
 VOCAB, LENGTH, BATCH, HELD_OUT = 1024, 128, 16, 256
-MASK = VOCAB  # the first id after those of the tokenizer
+# The id of the mask token is the first id after the tokenizer's ids.
+MASK = VOCAB
 SIZE = {
     "vocab_size": VOCAB + 1,
     "max_length": LENGTH,
@@ -44,24 +45,24 @@ LABELS = {"encoder": "encoder, from both sides", "decoder": "decoder, from the l
 def examples(name, ids, end_of_text: int, seed: int):
     """Yields training batches.
 
-    The encoder predicts the tokens that BERT's rule hides, the decoder the next token. The
-    end-of-text token is never hidden.
+    The encoder predicts tokens that are masked by BERT's rule. The decoder predicts the next token.
+    The end-of-text token is never masked.
     """
     random = np.random.default_rng(seed)
     hide = jax.jit(partial(mask_tokens, special=(end_of_text,)), static_argnums=(2, 3))
     for step in count():
-        rows = at_random(random, ids, LENGTH, (1, BATCH))
+        sequences = at_random(random, ids, LENGTH, (1, BATCH))
         if name == "encoder":
-            inputs, weights = hide(jax.random.key(step), rows[..., 1:], MASK, VOCAB + 1)
-            yield Batch(inputs, rows[..., 1:], weights)
+            inputs, weights = hide(jax.random.key(step), sequences[..., 1:], MASK, VOCAB + 1)
+            yield Batch(inputs, sequences[..., 1:], weights)
         else:
-            yield Batch(rows[..., :-1], rows[..., 1:])
+            yield Batch(sequences[..., :-1], sequences[..., 1:])
 
 
 def train(name, ids, windows, hidden, end_of_text: int, steps: int, seed: int) -> dict:
-    """Trains a model and scores it on the hidden tokens of held-out text.
+    """Trains a model and scores it on the masked tokens of held-out text.
 
-    Returns the curve of (step, loss, share right) and the final guesses.
+    Returns the training curve, a list of (step, loss, accuracy), and the final predictions.
     """
     model = jf.build(CONFIGS[name], jf.Execution(layers="unrolled"))
     recipe = OptimizerConfig(learning_rate=4e-3, warmup_steps=50)
@@ -85,7 +86,7 @@ def train(name, ids, windows, hidden, end_of_text: int, steps: int, seed: int) -
 
 
 def answers(name, model, params, windows, hidden):
-    """Returns (loss, share right, guesses at all positions) for tokens 1, 2, … of the windows."""
+    """Returns (loss, accuracy, predictions at all positions) for tokens 1, 2, … of the windows."""
     targets = windows[:, 1:]
     inputs = jnp.where(hidden, MASK, targets) if name == "encoder" else windows[:, :-1]
     batch = Batch(inputs, targets, hidden.astype(jnp.float32))
@@ -104,8 +105,10 @@ def draw(results: dict, path: Path) -> None:
         steps, losses, right = zip(*result["curve"], strict=True)
         axes[0].plot(steps, losses, label=LABELS[name])
         axes[1].plot(steps, 100 * np.array(right), label=LABELS[name])
-    axes[0].set(xlabel="steps", ylabel="nats per hidden token", title="loss on held-out text")
-    axes[1].set(xlabel="steps", ylabel="hidden tokens guessed (%)", title="guessed exactly")
+    axes[0].set(xlabel="steps", ylabel="nats per masked token", title="loss on held-out text")
+    axes[1].set(
+        xlabel="steps", ylabel="correctly predicted masked tokens (%)", title="guessed exactly"
+    )
     for some in axes:
         some.grid(alpha=0.2)
     axes[0].legend()
@@ -113,10 +116,11 @@ def draw(results: dict, path: Path) -> None:
 
 
 def show(tokenizer, windows, hidden, guesses, lines: int = 3) -> None:
-    """Prints the encoder's input with hidden tokens as ▒, and its guesses in ‹ ›."""
+    """Prints the encoder's input with masked tokens as ▒, and its predictions in ‹ ›."""
     for tokens, here, guess in zip(windows[:lines, 1:41], hidden, guesses, strict=False):
         words = [tokenizer.decode([token]) for token in tokens.tolist()]
-        last = tokenizer.vocab_size - 1  # an early guess may be an id that the tokenizer lacks
+        # Early in training, a predicted id may have no token in the tokenizer.
+        last = tokenizer.vocab_size - 1
         said = [tokenizer.decode([min(token, last)]) for token in guess.tolist()]
         print("  shown: " + "".join("▒" if h else w for w, h in zip(words, here, strict=False)))
         filled = (f"‹{s}›" if h else w for w, s, h in zip(words, said, here, strict=False))
@@ -127,7 +131,7 @@ def main():
     parser = text_parser(__doc__, 1000, 10, "fill-in.png")
     parser.add_argument("--seed", type=at_least(0), default=0)
     arguments = parser.parse_args()
-    keep_freed_memory()
+    tune_cpu_runtime()
     tokenizer, ids, windows, _ = read_windows(arguments.text, VOCAB, LENGTH, HELD_OUT)
     end = tokenizer.end_of_text
     hidden = np.random.default_rng(arguments.seed).random((HELD_OUT, LENGTH)) < 0.15

@@ -3,10 +3,13 @@
     python experiments/hazards.py --record hazards-cpu
     python experiments/hazards.py --only products loop --rounds 3
 
-- products: bfloat16 and float32 matrix products, and a product whose operand XLA converts first.
-- loop: GPT-2's logits from int8 weights in a loop, with and without the barrier of `Int8Kernel`.
-- faults: a training step with and without `jaxformer.keep_freed_memory()`.
-- arenas: the same step, and decoding from int8 weights, with malloc limited to one arena.
+- `products` measures matrix products in bfloat16 and float32, and a product whose operand XLA
+  converts to another type first.
+- `loop` measures a loop that computes GPT-2's logits from int8 weights, with and without the
+  barrier of `Int8Kernel`.
+- `faults` measures a training step with and without `jaxformer.tune_cpu_runtime()`.
+- `arenas` measures a training step, and decoding from int8 weights, with malloc limited to one
+  arena.
 
 Each measurement runs in its own process, because most settings act when a process starts.
 """
@@ -20,13 +23,17 @@ from record import Parser, at_least, conclude, run
 
 from jaxformer.bench.measurement import Rounds
 
-SIZE = "10.8m"  # of `bench_train.py`
-SHAPE = (4096, 384, 1536)  # tokens, features and hidden features of that size
-VOCABULARY, FEATURES, TOKENS = 50_304, 768, 32  # GPT-2's logits, with a padded vocabulary
+# `bench_train.py` defines this model size. `SHAPE` contains its numbers of tokens, features and
+# feed-forward features.
+SIZE = "10.8m"
+SHAPE = (4096, 384, 1536)
+
+# GPT-2's output projection has these sizes, with a padded vocabulary.
+VOCABULARY, FEATURES, TOKENS = 50_304, 768, 32
 
 
 def seconds_of(call: Callable[[], object], rounds: int) -> float:
-    """Returns the median time of a call after one that does not count."""
+    """Returns the median time of a call, after a warm-up call."""
     return Rounds(rounds, math.inf).measure(call).median
 
 
@@ -37,9 +44,9 @@ def product(formula: str, operands: str, result: str, barrier: bool, rounds: int
     import numpy as np
 
     from jaxformer.functional.linear.products import product as own
-    from jaxformer.runtime import keep_freed_memory
+    from jaxformer.runtime import tune_cpu_runtime
 
-    keep_freed_memory()
+    tune_cpu_runtime()
     sizes = dict(zip("bio", SHAPE, strict=True))
     rng = np.random.default_rng(0)
     x, y = (
@@ -52,7 +59,10 @@ def product(formula: str, operands: str, result: str, barrier: bool, rounds: int
 
 
 def products(rounds: int) -> dict:
-    """Returns GFLOP/s of products, and milliseconds with and without a transposition before."""
+    """Measures matrix products in GFLOP/s, and the weight gradient in milliseconds.
+
+    The weight gradient is measured with and without a transposition of its operand in memory.
+    """
     flops = 2 * SHAPE[0] * SHAPE[1] * SHAPE[2]
     dtypes = {
         "float32": ("float32", "float32"),
@@ -77,9 +87,9 @@ def int8_step(barrier: bool, rounds: int) -> float:
     import numpy as np
 
     from jaxformer.functional.linear.kernels import Int8Kernel
-    from jaxformer.runtime import keep_freed_memory
+    from jaxformer.runtime import tune_cpu_runtime
 
-    keep_freed_memory()
+    tune_cpu_runtime()
     rng = np.random.default_rng(0)
     values = jnp.asarray(rng.integers(-127, 128, (VOCABULARY, FEATURES)), jnp.int8)
     scale, offset = jnp.ones(VOCABULARY), jnp.zeros(VOCABULARY)
@@ -101,21 +111,21 @@ def int8_step(barrier: bool, rounds: int) -> float:
 
 
 def loop(rounds: int) -> dict:
-    """Returns the milliseconds per step with and without the barrier."""
+    """Measures the milliseconds per step with and without the barrier of `Int8Kernel`."""
     named = (("with the barrier", True), ("without the barrier", False))
     return {name: 1e3 * alone(int8_step, barrier, rounds) for name, barrier in named}
 
 
 def training(keep: bool, rounds: int) -> dict:
-    """Returns the time, the page faults and the peak memory of a training step."""
+    """Measures the time, the page faults and the peak memory of a training step."""
     import resource
 
     from bench_train import SIZES, jaxformer_step
 
-    from jaxformer.runtime import keep_freed_memory
+    from jaxformer.runtime import tune_cpu_runtime
 
     if keep:
-        keep_freed_memory()
+        tune_cpu_runtime()
     step = jaxformer_step(SIZES[SIZE], "float32", "auto", "none")
     step()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -129,23 +139,23 @@ def training(keep: bool, rounds: int) -> dict:
 
 
 def decoding(rounds: int) -> float:
-    """Returns the seconds of decoding from int8 weights."""
+    """Measures the seconds of decoding from int8 weights."""
     from bench_decode import jaxformer_decoding
 
-    from jaxformer.runtime import keep_freed_memory
+    from jaxformer.runtime import tune_cpu_runtime
 
-    keep_freed_memory()
+    tune_cpu_runtime()
     return seconds_of(jaxformer_decoding("gpt2-124m", 1, "float32", int8=True), rounds)
 
 
 def faults(rounds: int) -> dict:
-    """Returns the figures of a step with and without `keep_freed_memory`."""
+    """Measures a training step with and without `tune_cpu_runtime`."""
     named = (("freed memory kept", True), ("default", False))
     return {name: alone(training, keep, rounds) for name, keep in named}
 
 
 def arenas(rounds: int) -> dict:
-    """Returns the figures of a step and of decoding, by the number of malloc's arenas."""
+    """Measures a training step and decoding with different numbers of malloc arenas."""
     environments = {"default": {}, "one arena": {"MALLOC_ARENA_MAX": "1"}}
     return {
         name: {

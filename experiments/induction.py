@@ -1,33 +1,39 @@
-"""Trains a small decoder, finds its induction heads as they form, and ablates all pairs of heads.
+"""Measures the induction heads of a small decoder during training, and ablates all pairs of heads.
 
     python experiments/induction.py --picture induction.png
 
-An induction head attends to the token after an earlier copy of the current one (Olsson et al.
-2022). Each training row is a block of 8 to 64 bytes, repeated to fill 128 bytes. A block is from
-the source of the standard library (3 of 10) or uniformly random (7 of 10). Blocks start at random
-places and have random lengths, so a head cannot find the earlier copy by its distance.
+An induction head attends to the token after an earlier copy of the current token (Olsson et al.
+2022). Each training sequence is a block of 8 to 64 bytes, repeated to fill 128 bytes. 30% of the
+blocks come from the source of the standard library, and 70% are uniformly random. Block lengths are
+random, so a head cannot find the earlier copy by a fixed distance.
 
-The script measures the scores of every head over the steps of training, on held-out text in which
-each block of 48 bytes occurs twice. Then it ablates every pair of heads and measures the loss on
-the second copies. For each seed it answers two questions, with paired standard errors:
+During training, the script measures the scores of every head on held-out text in which each block
+of 48 bytes occurs twice. Then the script ablates every pair of heads and measures the increase of
+the loss on the second copies. For each seed, the script answers two questions, with paired standard
+errors:
 
-1. Does the pair with the two highest induction scores cost more than every other pair?
-2. Does some pair of heads with scores above 0.5 cost more than every pair with a lower score? This
-   question was added after the first results.
+1. Does ablating the pair with the two highest induction scores increase the loss more than
+   ablating any other pair?
+2. Of the pairs whose two heads have scores above 0.5, one has the largest effect. Does ablating
+   this pair increase the loss more than ablating any pair that contains a head with a lower score?
+   This question was added after the first results.
 
-For seed 0 both answers are yes. For seeds 1 and 2 the first answer is no: the costliest pair
-consists of the heads with the first and the third score, and the second answer is yes. So the score
-finds the heads that matter together, but it does not rank them.
+For seed 0, ablating the two heads with the highest scores increases the loss most, so both answers
+are yes. For seeds 1 and 2, ablating the heads with the highest and the third-highest score
+increases the loss most, so only the second answer is yes. High scores thus identify the important
+heads, but the order of the scores is not the order of importance.
 
-The configuration was chosen with seed 0, from thirteen. In the other twelve the first answer was
-no: a pair with a head of the first layer cost more, or another pair of induction heads did. They
-were trained for 400 to 1,600 steps, which was too short for induction heads in two of them. The
-lengths of the blocks and the share of text varied too:
+The experiment uses one of thirteen configurations, chosen by their results with seed 0. In the
+other twelve configurations, the pair with the highest scores did not have the largest effect.
+Ablating a pair with a head of the first layer, or another pair of induction heads, increased the
+loss more. The twelve configurations were trained for 400 to 1,600 steps. In two of the twelve
+configurations, induction heads did not form. The twelve configurations differ in the block lengths,
+in the fraction of blocks that come from text, and in the model:
 
-- rotary positions, 4 heads (64 and 128 features) or 8 heads, with and without the window in the
-  first layer: most heads of the second layer become induction heads;
+- Rotary positions, 4 heads (64 and 128 features) or 8 heads, with and without the window in the
+  first layer. Most heads of the second layer become induction heads.
 - ALiBi, 4 or 8 heads with their own keys and values, 64 and 128 features, tied and untied output
-  embeddings, norms before or around the sub-layers: one to four induction heads;
+  embeddings, norms before or around the sub-layers. One to four induction heads form.
 - ALiBi, 4 heads that share keys and values.
 """
 
@@ -43,11 +49,17 @@ from record import Parser, at_least, conclude, picture, run
 from windows import evenly
 
 import jaxformer as jf
-from jaxformer.interpret.ablation import Ablation, ablate_sets, head_sets
-from jaxformer.interpret.atlas import AtlasHistory, AtlasSettings, atlas_over_checkpoints
+from jaxformer.interpret import (
+    Ablation,
+    AtlasHistory,
+    AtlasSettings,
+    ablate_sets,
+    atlas_over_checkpoints,
+    head_sets,
+    repeated_batch,
+)
 from jaxformer.interpret.pictures import draw_lines
-from jaxformer.interpret.texts import repeated_batch
-from jaxformer.runtime import keep_freed_memory
+from jaxformer.runtime import tune_cpu_runtime
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.data.corpus import standard_library
@@ -55,9 +67,11 @@ from jaxformer.training.data.split import DEFAULT_SPLIT, split
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step, updates
 
-VOCAB = 128  # ASCII; other bytes of the text are left out
+# The vocabulary is ASCII. Bytes of the text that are not ASCII are dropped.
+VOCAB = 128
 LENGTH, BATCH, BLOCK, TEXT_SHARE = 128, 16, (8, 64), 0.3
-TESTED, ROWS = 96, 256  # length and number of the rows on which heads are measured
+# The heads are scored and ablated on `SEQUENCES` sequences of `TESTED` tokens.
+TESTED, SEQUENCES = 96, 256
 CONFIG = jf.DecoderConfig(
     vocab_size=VOCAB,
     max_length=LENGTH,
@@ -69,11 +83,13 @@ CONFIG = jf.DecoderConfig(
     mlp_dim=128,
     positions="alibi",
     tie_embeddings=False,
-    window=(2, None),  # the first layer sees a token and its predecessor
+    # The first layer attends only to the current token and the token before it.
+    window=(2, None),
 )
 RECIPE = OptimizerConfig(learning_rate=4e-3, warmup_steps=100, final_fraction=0.1)
-SETTINGS = AtlasSettings(rows_at_once=32)
-THRESHOLD = 0.5  # induction score above which a head counts as an induction head
+SETTINGS = AtlasSettings(batch_size_within_memory=32)
+# A head counts as an induction head if its induction score is above this threshold.
+THRESHOLD = 0.5
 HEADS = list(np.ndindex(CONFIG.num_layers, CONFIG.num_heads))
 PAIRS = list(combinations(HEADS, 2))
 
@@ -87,15 +103,15 @@ def read_bytes() -> list[np.ndarray]:
 
 
 def batches(ids, seed: int) -> Iterator[Batch]:
-    """Yields batches of rows in which a block is repeated."""
+    """Yields batches of sequences in which a block is repeated."""
     random = np.random.default_rng(seed)
     while True:
-        rows = np.stack([repeated_block(random, ids) for _ in range(BATCH)])[None]
-        yield Batch(rows[..., :-1], rows[..., 1:])
+        sequences = np.stack([repeated_block(random, ids) for _ in range(BATCH)])[None]
+        yield Batch(sequences[..., :-1], sequences[..., 1:])
 
 
 def repeated_block(random, ids) -> np.ndarray:
-    """Returns a block of text or of random bytes, repeated to fill LENGTH + 1 tokens."""
+    """Returns LENGTH + 1 tokens that repeat a block of text or of random bytes."""
     size = random.integers(BLOCK[0], BLOCK[1] + 1)
     if random.random() < TEXT_SHARE:
         start = random.integers(0, len(ids) - size)
@@ -106,7 +122,7 @@ def repeated_block(random, ids) -> np.ndarray:
 
 
 def train(model, ids, steps: int, seed: int) -> Iterator[tuple[int, dict]]:
-    """Yields (step, variables) about 25 times during training, the first before it."""
+    """Yields (step, variables) about 25 times, first before training and then during training."""
     optimizer = make_optimizer(RECIPE)
     start = jax.jit(lambda: init_state(model, optimizer, seed))()
     yield 0, {"params": start.params}
@@ -121,24 +137,25 @@ def train(model, ids, steps: int, seed: int) -> Iterator[tuple[int, dict]]:
 
 
 def repeated_text(ids) -> Batch:
-    """Returns rows of text in which a block occurs twice; only the second copy counts."""
-    batch = repeated_batch(VOCAB, TESTED, ROWS)
-    rows = jnp.asarray(np.tile(evenly(ids, TESTED // 2 - 1, ROWS), 2))
-    return batch._replace(inputs=rows, targets=jnp.roll(rows, -1, axis=1))
+    """Returns sequences in which a text occurs twice; the loss includes only the second copy."""
+    batch = repeated_batch(VOCAB, TESTED, SEQUENCES)
+    sequences = jnp.asarray(np.tile(evenly(ids, TESTED // 2 - 1, SEQUENCES), 2))
+    return batch._replace(inputs=sequences, targets=jnp.roll(sequences, -1, axis=1))
 
 
 def last_of(checkpoints: Iterator[tuple[int, dict]], last: list) -> Iterator[tuple[int, dict]]:
-    """Yields the checkpoints, and stores the variables of the last one in `last`."""
+    """Yields the checkpoints, and stores the variables of the last one in the list `last`."""
     for step, variables in checkpoints:
         last[:] = [variables]
         yield step, variables
 
 
 def compared(history: AtlasHistory, pairs: Ablation) -> dict:
-    """Answers the two questions.
+    """Answers the two questions of the module's docstring for one model.
 
-    The lead of a pair over another is the difference of their effects, paired by rows. A pair costs
-    more than all of some other pairs if each lead minus two standard errors is above 0.
+    The effect of a pair of heads is how much the loss increases when both heads are ablated. The
+    lead of a pair over another pair is the mean difference of their effects on the same sequences.
+    If the lead minus two standard errors is above 0, the first pair has the larger effect.
     """
     scores = history.scores["induction"][-1]
     effect = np.asarray(pairs.effect)
@@ -146,15 +163,17 @@ def compared(history: AtlasHistory, pairs: Ablation) -> dict:
     best = PAIRS.index(highest(scores))
     is_induction = np.array([min(scores[a], scores[b]) > THRESHOLD for a, b in PAIRS])
     figures = {
-        "pair with the highest scores": described(best, scores),
-        "its rank among all pairs": int(np.flatnonzero(order == best)[0]) + 1,
-        "its smallest lead over other pairs": lead(pairs, best, np.arange(len(PAIRS)) != best),
+        "pair of heads with the highest induction scores": described(best, scores),
+        "rank of the pair's effect among all pairs": int(np.flatnonzero(order == best)[0]) + 1,
+        "smallest difference from the effect of any other pair": lead(
+            pairs, best, np.arange(len(PAIRS)) != best
+        ),
     }
     if is_induction.any():
         costliest = int(np.argmax(np.where(is_induction, effect, -np.inf)))
         figures |= {
-            "costliest pair with scores above 0.5": described(costliest, scores),
-            "its smallest lead over pairs with a lower score": lead(
+            "pair with scores above 0.5 and the largest effect": described(costliest, scores),
+            "smallest difference from the effect of a pair with a lower score": lead(
                 pairs, costliest, ~is_induction
             ),
         }
@@ -171,10 +190,14 @@ def described(number: int, scores) -> list:
 
 
 def lead(pairs: Ablation, number: int, others) -> dict:
-    """Returns the smallest mean lead over other pairs, and the smallest lower bound."""
+    """Compares the effect of ablating the pair `number` with the effects of the pairs `others`.
+
+    The lower bound of a difference is its mean minus two standard errors. Returns the smallest mean
+    difference and the smallest lower bound.
+    """
     differences = np.asarray(pairs.differences, np.float64)
     ahead = (differences[number] - differences)[others]
-    mean, error = ahead.mean(axis=1), ahead.std(axis=1, ddof=1) / np.sqrt(ROWS)
+    mean, error = ahead.mean(axis=1), ahead.std(axis=1, ddof=1) / np.sqrt(SEQUENCES)
     return {
         "mean": round(float(mean.min()), 3),
         "minus two standard errors": round(float((mean - 2 * error).min()), 3),
@@ -182,7 +205,7 @@ def lead(pairs: Ablation, number: int, others) -> dict:
 
 
 def draw(found: list, path: Path) -> None:
-    """Draws, for each seed, the induction scores by step and the costliest pairs."""
+    """For each seed, plots the induction scores against the step, and the effects of pairs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(found), 7.6), layout="constrained")
@@ -198,7 +221,7 @@ def draw(found: list, path: Path) -> None:
 
 
 def draw_pairs(axes, scores, pairs: Ablation) -> None:
-    """Draws the nine costliest pairs and the pair with the highest scores."""
+    """Plots the nine pairs with the largest effects, and the pair with the highest scores."""
     effect, error = np.asarray(pairs.effect), np.asarray(pairs.standard_error)
     order = np.argsort(-effect)
     best, ranks = PAIRS.index(highest(scores)), {i: rank for rank, i in enumerate(order, 1)}
@@ -210,11 +233,11 @@ def draw_pairs(axes, scores, pairs: Ablation) -> None:
     colors = ["C3" if i == best else "C1" if is_induction[i] else "C7" for i in shown]
     axes.barh(names, effect[shown], xerr=2 * error[shown], color=colors)
     axes.set(xlabel="increase of the loss (nats per token, ± 2 SE)")
-    axes.set_title(f"the costliest of {len(PAIRS)} pairs of heads")
+    axes.set_title(f"largest effects of {len(PAIRS)} pairs of heads")
 
 
 def measure(ids, text: Batch, steps: int, seed: int) -> tuple[AtlasHistory, Ablation, dict]:
-    """Trains one model. Returns its history, the effects of all pairs, and the figures."""
+    """Trains a model; returns its head scores by step, the effects of pairs, and the record."""
     model, last = jf.build(CONFIG, jf.Execution(layers="unrolled")), []
     begin = time.perf_counter()
     checkpoints = last_of(train(model, ids, steps, seed), last)
@@ -222,7 +245,9 @@ def measure(ids, text: Batch, steps: int, seed: int) -> tuple[AtlasHistory, Abla
     seconds = time.perf_counter() - begin
     print(f"seed {seed}: ablating {len(HEADS)} heads and {len(PAIRS)} pairs", flush=True)
     sets = head_sets((CONFIG.num_layers, CONFIG.num_heads), [*([head] for head in HEADS), *PAIRS])
-    found = ablate_sets(model, last[0], text, sets, rows_at_once=SETTINGS.rows_at_once)
+    found = ablate_sets(
+        model, last[0], text, sets, batch_size_within_memory=SETTINGS.batch_size_within_memory
+    )
     single, pairs = (
         Ablation(found.loss, *(x[part] for x in found[1:]))
         for part in (slice(len(HEADS)), slice(len(HEADS), None))
@@ -249,10 +274,15 @@ def measure(ids, text: Batch, steps: int, seed: int) -> tuple[AtlasHistory, Abla
 def main():
     parser = Parser(__doc__)
     parser.add_argument("--steps", type=at_least(25), default=1200)
-    parser.add_argument("--seeds", type=at_least(1), default=3, help="seeds 0, 1, …; default: 3")
+    parser.add_argument(
+        "--seeds",
+        type=at_least(1),
+        default=3,
+        help="number of models, with seeds 0, 1, …; default: 3",
+    )
     parser.add_argument("--picture", type=picture, default="induction.png")
     arguments = parser.parse_args()
-    keep_freed_memory()
+    tune_cpu_runtime()
     ids, held_out = read_bytes()
     text = repeated_text(held_out)
     found = [measure(ids, text, arguments.steps, seed) for seed in range(arguments.seeds)]
@@ -261,7 +291,7 @@ def main():
 
 
 def table(sets, found: Ablation) -> dict:
-    """Returns {heads of a set: [effect, standard error]}, the largest effect first."""
+    """Returns the [effect, standard error] of each set of heads, the largest effect first."""
     rows = zip(sets, found.effect.tolist(), found.standard_error.tolist(), strict=True)
     return {
         " and ".join(f"{layer}.{head}" for layer, head in heads): [round(mean, 3), round(error, 4)]

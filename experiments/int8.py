@@ -1,9 +1,10 @@
-"""Compares GPT-2 with int8 matrices and token table with float32: size and logits.
+"""Compares the size and the logits of GPT-2 with int8 weights and with float32 weights.
 
     python experiments/int8.py                            # 124M, random weights
     python experiments/int8.py --seeds 5 --record int8-cpu
 
-`bench_decode.py --no-torch` measures the decoding speed.
+The quantized weights are the matrices and the token table. `bench_decode.py --no-torch` measures
+the decoding speed.
 """
 
 from record import Parser, at_least, conclude, run
@@ -14,7 +15,10 @@ GPT2 = [name for name in PRESETS if name.startswith("gpt2")]
 
 
 def compared(preset: str, seed: int, batch_size: int, length: int) -> dict:
-    """Returns the ratio of bytes, and logit differences in standard deviations of the logits."""
+    """Compares int8 with float32 weights: the ratio of bytes, and the error of the logits.
+
+    The error is measured in standard deviations of the logits.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -55,7 +59,7 @@ def main():
             f"{line['preset']}, seed {seed}: {line['bytes']:.4f} of the bytes; logits differ by "
             f"{line['mean']:.4f} of their standard deviation on average, "
             f"{line['root_mean_square']:.4f} root mean square; "
-            f"{line['same_argmax']:.1%} of the most probable tokens are the same"
+            f"{line['same_argmax']:.1%} of the most probable tokens agree"
         )
         lines.append(line)
     conclude(lines, arguments.record)

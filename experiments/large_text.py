@@ -3,10 +3,11 @@
     python experiments/large_text.py --gigabytes 4 --record large-text
 
 The script writes a random text with word frequencies by Zipf's law, half as a .txt file and half as
-records of a .jsonl file. `jaxformer train` prepares it and makes a few updates in its own process,
-whose memory is sampled. The same on a text of 5 MB shows the memory of the program and the model.
-Anonymous memory is the process's own. The mapped file of tokens counts as file pages, which the
-system reclaims when it needs memory. Finally the script reads batches of the size for GPT-2 124M.
+records of a .jsonl file. `jaxformer train` prepares the text and makes a few updates in a separate
+process, whose memory is sampled. The memory for a text of 5 MB serves as the baseline, because the
+program and the model need this memory for any text. The script reports anonymous memory and file
+pages separately. The memory-mapped token file counts as file pages, which the system can reclaim.
+Finally, the script measures the speed of reading batches for GPT-2 124M.
 """
 
 import json
@@ -25,19 +26,21 @@ from jaxformer.training.data.tokens import open_tokens
 from jaxformer.training.data.windows import WindowBatches
 
 WORDS = 50_000
-CHUNK = 100_000  # words drawn at once
-RECORD = 200  # words per record
+# The script draws `CHUNK` words at a time. A record of the .jsonl file has `RECORD` words.
+CHUNK = 100_000
+RECORD = 200
 TRAIN = (
     "--preset tiny --vocab-size 8192 --evaluate-every 1000 --checkpoint-every 1000 "
     "--evaluation-windows 16 --sample-tokens 0 --steps"
 ).split()
 START = "import sys; from jaxformer.cli import main; sys.exit(main())"
 GPT2 = {"length": 1024, "batch_size": 8}
-SETTLE = 0.1  # seconds between memory samples
+# The memory is sampled every SETTLE seconds.
+SETTLE = 0.1
 
 
 def make_text(folder: Path, num_bytes: float, seed: int = 0) -> int:
-    """Writes half of the text to text.txt, half to records.jsonl. Returns the bytes of both."""
+    """Writes half of the text to text.txt and half to records.jsonl; returns the bytes of both."""
     random = np.random.default_rng(seed)
     letters = np.array(list("etaoinshrdlucmfwypvbgk"))
     lengths = random.integers(1, 12, WORDS)
@@ -45,9 +48,11 @@ def make_text(folder: Path, num_bytes: float, seed: int = 0) -> int:
     probabilities = 1 / np.arange(1, WORDS + 1)
     ends = np.cumsum(probabilities / probabilities.sum())
 
-    def drawn(rows: int) -> list[str]:
-        places = np.searchsorted(ends, random.random((rows, RECORD)))
-        return [" ".join(row) for row in words[np.minimum(places, WORDS - 1)]]
+    def drawn(number: int) -> list[str]:
+        places = np.searchsorted(ends, random.random((number, RECORD)))
+        return [
+            " ".join(words_of_record) for words_of_record in words[np.minimum(places, WORDS - 1)]
+        ]
 
     folder.mkdir(parents=True)
     sizes = []
@@ -64,7 +69,7 @@ def _record(text: str) -> str:
 
 
 def train(text: Path, out: Path, steps: int) -> dict:
-    """Returns peak memory in MB and seconds, for the preparation and for the training after it."""
+    """Returns the time (s) and the peak memory (MB) of the preparation and of the training."""
     command = [sys.executable, "-c", START, "train", str(text), "--out", str(out)]
     peaks = {part: {"seconds": 0.0} for part in ("preparation", "training")}
     begin, prepared = time.perf_counter(), RunFolder(out).baselines
@@ -97,7 +102,7 @@ def memory(pid: int) -> dict[str, float]:
 
 
 def input_speed(out: Path, seconds: float = 10) -> float:
-    """Returns tokens per second of reading batches for GPT-2 124M."""
+    """Returns how many tokens per second are read in batches for GPT-2 124M."""
     batches = WindowBatches(open_tokens(RunFolder(out).train_tokens).ids, **GPT2)
     next(batches)
     count, begin = 0, time.perf_counter()
@@ -107,7 +112,7 @@ def input_speed(out: Path, seconds: float = 10) -> float:
 
 
 def consumed() -> float:
-    """Returns tokens per second of a GPT-2 124M training step, as bench_train.py recorded it."""
+    """Returns tokens per second of a GPT-2 124M training step, as recorded by bench_train.py."""
     figures = json.loads((FOLDER / "train-cpu.json").read_text())["figures"]
     steps = [x["jaxformer"] for x in figures if x["size"].startswith("124m")]
     return max(step["tokens_per_second"] for step in steps)
@@ -118,7 +123,7 @@ def main():
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--steps", type=at_least(1), default=50)
     parser.add_argument(
-        "--folder", type=Path, help="where to write the texts; default: a temporary folder"
+        "--folder", type=Path, help="folder for the texts; default: a temporary folder"
     )
     arguments = parser.parse_args()
     if not 0.01 <= arguments.gigabytes <= 1000:

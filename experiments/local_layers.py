@@ -3,9 +3,9 @@
     python experiments/local_layers.py                       # 8,192 tokens, windows of 512
     python experiments/local_layers.py --record local-layers-cpu
 
-A model of 12 layers × 256 features has read all but the last tokens of a text. In one cache the
-layers with a window keep their window, in the other all layers keep all tokens. Greedy tokens are
-compared with each other.
+A model of 12 layers × 256 features reads a random text and then generates 32 tokens. The script
+compares the memory, the time per token and the greedy tokens of two caches. In the cache "windows",
+layers with a window store only the window. In the cache "all tokens", all layers store all tokens.
 """
 
 import statistics
@@ -17,14 +17,15 @@ import numpy as np
 from record import Parser, at_least, conclude, run
 
 import jaxformer as jf
-from jaxformer.bench.measurement import Rounds, in_turn
+from jaxformer.bench.measurement import Rounds, time_alternately
 
-STEPS = 32  # tokens in a measured run
+# Each measured run decodes this many tokens.
+STEPS = 32
 WAYS = {"windows": None, "all tokens": False}
 
 
 def measured(num_tokens: int, window: int, rounds: int) -> dict:
-    """Returns the bytes of both caches, and seconds per token."""
+    """Measures the bytes of each cache in `WAYS`, and the seconds per generated token."""
     config = jf.DecoderConfig(
         vocab_size=1024,
         max_length=num_tokens,
@@ -37,26 +38,26 @@ def measured(num_tokens: int, window: int, rounds: int) -> dict:
     model, read = jf.Decoder(config), num_tokens - STEPS
     variables = model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32))
     text = np.random.default_rng(0).integers(0, 1024, (1, read)).astype(np.int32)
-    prepared, found, runs = jf.prepare(model, variables), {}, {}
+    prepared, found, runs = jf.pack_weights(model, variables), {}, {}
 
     @jax.jit
     def greedy(cache):
         def step(carry, _):
             token, cache = carry
-            logits, cache = jf.advance(model, prepared, token, cache)
+            logits, cache = jf.extend(model, prepared, token, cache)
             token = logits[:, -1:].argmax(axis=-1).astype(jnp.int32)
             return (token, cache), token[0, 0]
 
         return jax.lax.scan(step, (jnp.zeros((1, 1), jnp.int32), cache), length=STEPS)[1]
 
     for name, ring in WAYS.items():
-        cache = jf.start(model, prepared, 1, num_tokens, ring=ring)
+        cache = jf.init_cache(model, prepared, 1, num_tokens, ring=ring)
         for part in np.split(text, range(1024, read, 1024), axis=1):
-            _, cache = jf.advance(model, prepared, part, cache)
+            _, cache = jf.extend(model, prepared, part, cache)
         held = sum(x.nbytes for x in jax.tree.leaves(cache.states))
         found[name] = {"bytes": held, "tokens": np.asarray(greedy(cache)).tolist()}
         runs[name] = partial(Rounds().time, partial(greedy, cache))
-    for name, seconds in in_turn(runs, rounds).items():
+    for name, seconds in time_alternately(runs, rounds).items():
         found[name]["seconds_per_token"] = statistics.median(seconds) / STEPS
     return {"window": window, "tokens": num_tokens, "ways": found}
 

@@ -7,14 +7,14 @@
     python experiments/meshes.py --exchanges         # the collectives of each compiled step
     python experiments/meshes.py --processes 2       # two processes of four devices each
 
-The devices are simulated on the CPU. For each kind of model and each mesh it compares 20 updates,
-the gradient of the first batch, greedy generation, and beam search with 4 beams. Some kinds are
-decoders with the layers of a published family. Only models with experts run on meshes with the axis
-"expert".
+The devices are simulated on the CPU. For each model and each mesh, the script compares 20 updates,
+the gradient of the first batch, greedy generation, and beam search with 4 beams. Some models are
+decoders with the layers of a published family. Only mixture-of-experts models run on meshes with
+the axis "expert".
 
-Routers choose experts, so a difference of one rounding can become another choice. With `--control`,
-one device also trains the weights after each was changed by about a rounding. A mesh that differs
-by no more computes the same as one device.
+A rounding difference can change which expert a router chooses. With `--control`, the script also
+trains on one device from weights that were changed by about one rounding error. A mesh is correct
+if it differs from one device by no more than this control run does.
 """
 
 import itertools
@@ -24,7 +24,8 @@ import subprocess
 import sys
 from dataclasses import replace
 
-# Must be set before JAX starts. With few threads, small collectives of many devices deadlock.
+# These variables must be set before JAX starts. With few threads, collectives of many simulated
+# devices deadlock.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=8")
 os.environ.setdefault("NPROC", "16")
 
@@ -37,8 +38,8 @@ from jaxformer.doctor.program import by_kind, collectives
 from jaxformer.models.config import KINDS, EncoderConfig
 from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.config.transformer import TransformerConfig
-from jaxformer.models.mesh import AXES, make_mesh, to_host
 from jaxformer.models.parameters import parameter_count
+from jaxformer.models.sharding.parameters import AXES, make_mesh, to_host
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig, Processes
 from jaxformer.training.mesh import place_batch
@@ -47,7 +48,7 @@ from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.processes import is_first, join
 from jaxformer.training.step import init_on, init_state, make_step, updates
 
-STEPS, ROWS, LENGTH, VOCAB = 20, 16, 32, 64
+STEPS, BATCH_SIZE, LENGTH, VOCAB = 20, 16, 32, 64
 SIZES = {"vocab_size": VOCAB, "max_length": LENGTH, "embed_dim": 32, "num_layers": 2}
 HEADS = {"num_heads": 8, "num_kv_heads": 8}
 CONFIGS = {kind: config(**SIZES) for kind, config in KINDS.items() if "recurrent" in kind}
@@ -116,18 +117,18 @@ RECIPE = OptimizerConfig(learning_rate=1e-3, warmup_steps=2)
 
 
 def batch_of(config) -> Batch:
-    """Returns a padded batch with some targets of weight 0, and a source if the model reads one."""
+    """Returns a padded batch with some targets of weight 0 and, if the model needs it, a source."""
     random = np.random.default_rng(0)
-    rows = random.integers(1, VOCAB, (1, ROWS, LENGTH + 1)).astype(np.int32)
-    real = (np.arange(LENGTH) < random.integers(4, LENGTH, (1, ROWS, 1))).astype(np.int32)
-    parts = [rows[..., :-1], rows[..., 1:], real.astype(np.float32), real]
+    sequences = random.integers(1, VOCAB, (1, BATCH_SIZE, LENGTH + 1)).astype(np.int32)
+    real = (np.arange(LENGTH) < random.integers(4, LENGTH, (1, BATCH_SIZE, 1))).astype(np.int32)
+    parts = [sequences[..., :-1], sequences[..., 1:], real.astype(np.float32), real]
     return Batch(
-        *parts, *([rows[..., 5:21], real[..., 5:21] | 1] * isinstance(config, ReadsSource))
+        *parts, *([sequences[..., 5:21], real[..., 5:21] | 1] * isinstance(config, ReadsSource))
     )
 
 
 def rounded(params):
-    """Returns the parameters, each changed by about a rounding of float32."""
+    """Changes each value of the parameters by about one rounding error of float32."""
     random = np.random.default_rng(0)
     return jax.tree.map(lambda x: x * np.float32(1 + 1e-7 * random.normal(size=x.shape)), params)
 
@@ -136,10 +137,10 @@ def trained(kind: str, mesh, steps: int, change=lambda params: params):
     """Returns (losses of all updates, the gradient of the first batch, generated tokens).
 
     Args:
-        kind: the name of a config.
-        mesh: the mesh; None: one device.
-        steps: the number of updates.
-        change: changes the first parameters.
+        kind: The name of a config.
+        mesh: The mesh; one device if None.
+        steps: The number of updates.
+        change: A function that changes the initial parameters.
     """
     config = CONFIGS[kind]
     model, optimizer, batch = jf.build(config), make_optimizer(RECIPE), batch_of(config)
@@ -157,13 +158,14 @@ def trained(kind: str, mesh, steps: int, change=lambda params: params):
     losses, rates = [], Schedule(RECIPE, steps).rates()
     step, data = make_step(model, optimizer), itertools.repeat(batch)
     for state, now in updates(step, start, data, rates):
-        losses.append(float(now.loss))  # waits, so that only one step runs at a time: see NPROC
+        # Reading the loss waits for the step, so that only one step runs at a time (see NPROC).
+        losses.append(float(now.loss))
         params = state.params
     return np.array(losses), gradient, generated(model, {"params": params})
 
 
 def exchanges(kind: str, mesh) -> dict[str, int]:
-    """Returns the number of collectives of each kind in the compiled step."""
+    """Returns the number of collectives of each kind in the compiled training step."""
     model, optimizer = jf.build(CONFIGS[kind]), make_optimizer(RECIPE)
     state, batch = init_on(mesh, model, optimizer, 0), place_batch(batch_of(model.config), mesh)
     program = make_step(model, optimizer).lower(state, batch, np.float32(0)).compile().as_text()
@@ -171,25 +173,27 @@ def exchanges(kind: str, mesh) -> dict[str, int]:
 
 
 def generated(model, variables):
-    """Returns greedy continuations of 8 prompts, and beam search with 4 beams for 2 of them.
+    """Returns greedy continuations of 8 prompts, and beam search continuations of 2 of the prompts.
 
-    2 × 4 beams equal the number of devices, but there are fewer sources than devices.
+    Each of the 2 prompts has 4 beams, and the number of all beams equals the number of devices. The
+    number of prompts in beam search, 2, is smaller than the number of devices.
     """
     if isinstance(model.config, EncoderConfig):
         return []
-    rows = np.random.default_rng(1).integers(1, VOCAB, (8, 7)).tolist()
-    reads_source, few = isinstance(model.config, ReadsSource), rows[:2]
-    how = {"max_new_tokens": 12, "source": rows if reads_source else None}
-    greedy = jf.generate(model, variables, rows, sampler=jf.Sampler(temperature=0.0), **how)
+    prompts = np.random.default_rng(1).integers(1, VOCAB, (8, 7)).tolist()
+    reads_source, few = isinstance(model.config, ReadsSource), prompts[:2]
+    how = {"max_new_tokens": 12, "source": prompts if reads_source else None}
+    greedy = jf.generate(model, variables, prompts, sampler=jf.Sampler(temperature=0.0), **how)
     how["source"] = few if reads_source else None
     beam = jf.beam_search(model, variables, few, beam_width=4, **how)
     return [np.asarray(greedy.tokens), np.asarray(beam.tokens)]
 
 
 def odd(config):
-    """Returns the config with sizes that 2 does not divide.
+    """Returns a copy of the config whose sizes most meshes do not divide evenly.
 
-    There are 65 words and, in a Transformer, five heads. A source has 66 words, which 2 divides.
+    The vocabulary has 65 tokens, the source vocabulary has 66 tokens, and each attention layer of a
+    Transformer has five heads.
     """
     sizes = {"vocab_size": VOCAB + 1}
     if isinstance(config, ReadsSource):
@@ -200,7 +204,7 @@ def odd(config):
 
 
 def difference(one, other) -> dict:
-    """Returns the largest relative differences, and whether the tokens are the same."""
+    """Returns the largest relative differences, and whether the generated tokens are equal."""
     losses = np.abs(other[0] / one[0] - 1).max()
     gradient = max(
         np.abs(x - y).max() / max(np.abs(x).max(), 1e-6)
@@ -211,7 +215,7 @@ def difference(one, other) -> dict:
 
 
 def several(number: int) -> int:
-    """Runs this command in `number` processes. Returns the largest exit status."""
+    """Runs this command in `number` processes and returns the largest of their exit statuses."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
@@ -232,9 +236,19 @@ def main():
     parser.add_argument("--kinds", nargs="+", choices=CONFIGS, default=list(KINDS))
     parser.add_argument("--meshes", nargs="+", choices=MESHES, default=MESHES)
     parser.add_argument("--steps", type=at_least(1), default=STEPS, help="number of updates")
-    parser.add_argument("--control", action="store_true", help="change the weights by a rounding")
-    parser.add_argument("--odd", action="store_true", help="use sizes that 2 does not divide")
-    parser.add_argument("--exchanges", action="store_true", help="only the decoder's collectives")
+    parser.add_argument(
+        "--control",
+        action="store_true",
+        help="as a control, also train on one device with weights changed by one rounding error",
+    )
+    parser.add_argument(
+        "--odd", action="store_true", help="use an odd vocabulary size and number of heads"
+    )
+    parser.add_argument(
+        "--exchanges",
+        action="store_true",
+        help="count the collectives of the decoder's compiled training step, and do not train",
+    )
     parser.add_argument("--processes", type=int, choices=(1, 2, 4), default=1)
     arguments = parser.parse_args()
     if arguments.processes > 1:

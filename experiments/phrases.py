@@ -16,7 +16,8 @@ from babel.units import format_unit
 LOCALES = Locale("en"), Locale("fr")
 CURRENCIES = ("EUR", "USD", "GBP", "CHF", "CAD", "JPY")
 UNITS = ("length-kilometer", "mass-kilogram", "volume-liter", "temperature-celsius")
-LONGEST = 4  # phrases per text
+# A text has at most this many phrases.
+LONGEST = 4
 
 
 def _both(write) -> tuple[str, str]:
@@ -85,17 +86,16 @@ def phrases(number: int, seed: int) -> tuple[list, list]:
 
 
 def strung(kinds, number: int, seed: int, *, mostly_short: bool) -> list[tuple[str, str, int]]:
-    """Returns `number` texts, (English, French, number of phrases).
+    """Returns `number` texts as (English, French, number of phrases).
 
-    Each text is a list of 1 to LONGEST phrases, and all kinds are equally frequent.
+    Each text is a list of 1 to LONGEST phrases, and all kinds of phrases are equally frequent.
 
     Args:
-        kinds: phrases by kind, from `phrases`.
-        number: the number of texts.
-        seed: of the random choices.
-        mostly_short: whether shorter lists are more frequent. Short texts teach which words
-            correspond, and that carries over to long ones. Otherwise all lengths are equally
-            frequent.
+        kinds: a list of phrases for each kind (dates, amounts, …), from `phrases`.
+        number: The number of texts.
+        seed: The random seed.
+        mostly_short: Whether short lists are more frequent than long lists. Short texts make it
+            easier to learn which words correspond. If False, all lengths are equally frequent.
     """
     generator, texts = random.Random(seed), []
     counts = range(1, LONGEST + 1)

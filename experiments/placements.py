@@ -1,11 +1,11 @@
-"""Compiles training steps and decoding loops for absent machines and reports their needs.
+"""Compiles training steps and decoding loops for absent machines.
 
     python experiments/placements.py gpu:h100:8
     python experiments/placements.py tpu:v5e:4x4 --meshes fsdp=16 --record placements-v5e
     python experiments/placements.py tpu:v5e:4x4 --decode
 
-The report has the memory of each device, the communication beside the minimum that the placement
-needs, and the operations by formula. `jaxformer doctor` says what compiling for a target requires.
+The report contains the memory per device, the communication and its theoretical minimum, and the
+number of model FLOPs. `jaxformer doctor` prints the requirements for compiling for a target.
 """
 
 import json
@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from record import Parser, conclude, run
 
-from jaxformer.doctor.machines import parse_target, start_for
+from jaxformer.doctor.targets import parse_target, start_for
 from jaxformer.models.config import Execution, preset
 
-# machine: (meshes for training, meshes for decoding)
+# Each value is (meshes for training, meshes for decoding).
 MESHES = {
     "gpu:h100:8": (
         ("data=8", "fsdp=8", "data=2,fsdp=4", "fsdp=2,tensor=4", "tensor=8"),
@@ -27,7 +27,8 @@ MESHES = {
         ("data=16", "data=4,tensor=4"),
     ),
 }
-MODELS = {"gpt2-1.5b": 64, "llama-1.1b": 32}  # batch size, with sequences of max_length
+# Each value is the batch size of a model. Sequences have `max_length` tokens.
+MODELS = {"gpt2-1.5b": 64, "llama-1.1b": 32}
 DECODED, ROWS = "gpt2-124m", 32
 HOW = Execution(layers="scan", remat="dots")
 
@@ -41,7 +42,9 @@ def main():
     parser.add_argument("target", choices=MESHES)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--meshes", nargs="+", help="default: all meshes of the target")
-    parser.add_argument("--decode", action="store_true", help=f"the decoding loop of {DECODED}")
+    parser.add_argument(
+        "--decode", action="store_true", help=f"compile the decoding loop of {DECODED}"
+    )
     arguments = parser.parse_args()
     target = parse_target(arguments.target)
     start_for(target)
@@ -51,14 +54,16 @@ def main():
         examine_decoding,
         examine_step,
     )
+    from jaxformer.models.kinds import build
 
     figures = []
 
-    def add(name, mesh, examine, rows, execution):
+    def add(name, mesh, examine, batch_size, execution):
         config = replace(preset(name), dtype="bfloat16")
-        how = (execution, target, sizes(mesh), rows, config.max_length)
+        model = build(config, execution)
+        case = ProgramCase(model, target, sizes(mesh), batch_size, config.max_length)
         try:
-            found = examine(ProgramCase(config, *how))
+            found = examine(case)
         except DoesNotFit as error:
             found = {"mesh": sizes(mesh), "error": str(error)}
         figures.append({"preset": name, "what": examine.__name__, **found})

@@ -1,10 +1,10 @@
-"""Shows where the time of a training step on a CPU goes, by kind of work.
+"""Shows how the time of a training step on a CPU is divided between kinds of operations.
 
-    python experiments/profile_step.py                         # GPT-2 124M, rows of 256 tokens
+    python experiments/profile_step.py                         # GPT-2 124M, sequences of 256 tokens
     python experiments/profile_step.py --size 10.8m --dtype bfloat16
 
-XLA reports the time of each operation of the step. An operation that waits for a core counts too,
-and several run at once, so the sum of all is not the time of the step.
+XLA reports the time of each operation of the step. The time of an operation includes waiting for a
+core, and operations overlap. The sum over all operations is therefore not the time of the step.
 """
 
 import math
@@ -16,14 +16,14 @@ from pathlib import Path
 from bench_train import SIZES, jaxformer_step
 from record import Parser, at_least, conclude, run
 
-# The first kind whose pattern occurs in the name and the shape of an operation.
+# The first pattern that matches the name and shape of an operation determines its kind.
 KINDS = {
     "products with weights": r"dot_general.* \w+\[\d+,\d+\]$| dot \w+\[\d+,\d+\]$",
     "products of attention": r"dot_general",
-    "layers cut from stacked weights, and gradients stacked": r"/(split|concatenate) ",
-    "loss, without its products": r"/while/",
+    "slicing of stacked weights and stacking of gradients": r"/(split|concatenate) ",
+    "loss, without matrix products": r"/while/",
     "clipping and the optimizer": r"^jit\(step\)/\w+ ",
-    "attention, without its products": r"\[\d+,\d+,\d+,\d+\]$",
+    "attention, without matrix products": r"\[\d+,\d+,\d+,\d+\]$",
     "norms, activations, biases and residuals": "",
 }
 _OPERATION = re.compile(
@@ -32,7 +32,7 @@ _OPERATION = re.compile(
 
 
 def kind_of(operation: str, shape: str, name: str) -> str:
-    """Returns the kind of an operation, by its name in the program of the model."""
+    """Returns the kind of an operation, determined by its name in the compiled program."""
     text = f"{name} {operation} {shape}"
     return next(kind for kind, pattern in KINDS.items() if re.search(pattern, text))
 
@@ -59,12 +59,12 @@ def main():
     import jax
 
     from jaxformer.bench.measurement import Rounds
-    from jaxformer.runtime import keep_freed_memory
+    from jaxformer.runtime import tune_cpu_runtime
 
-    keep_freed_memory()
+    tune_cpu_runtime()
     size, rounds = SIZES[arguments.size], Rounds(arguments.updates, math.inf)
     step = jaxformer_step(size, arguments.dtype, "unrolled", "none")
-    rounds.measure(step)  # the first updates take longer
+    rounds.measure(step)  # These updates warm up the program.
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             whole = rounds.measure(step, warmup=0).median

@@ -1,4 +1,4 @@
-"""Command lines of experiments, and records of results with the details to repeat them.
+"""Command lines of experiments, and JSON records of their results.
 
 `python experiments/record.py NAME COMMAND…` runs any other command and writes results/NAME.json.
 """
@@ -27,7 +27,7 @@ INSTALLED_BY = {
 
 
 class Parser(argparse.ArgumentParser):
-    """The command line of an experiment. Errors are raised as ValueError: see `run`."""
+    """Command line parser of an experiment, which raises errors as ValueError."""
 
     picture: Path | None = None
 
@@ -59,11 +59,12 @@ def at_least(least: int):
 
 
 def picture(text: str) -> Path:
-    """Parses the path of a picture, so that a wrong path is rejected before the experiment runs."""
+    """Parses the path of a picture. An invalid path is rejected before the experiment runs."""
     path = Path(text)
     if path.suffix not in PICTURES or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not accepted; it must end in {', '.join(PICTURES)} and its folder exist"
+            f"{text!r} is not accepted; it must end in {', '.join(PICTURES)}, "
+            "and its folder must exist"
         )
     return path
 
@@ -93,7 +94,7 @@ def run(main) -> None:
 
 
 def conclude(figures, name: str | None) -> None:
-    """Prints the figures as a line of JSON and, if there is a name, writes them to a file."""
+    """Prints the results as a line of JSON and, with a name, writes them to results/NAME.json."""
     print(json.dumps(figures), flush=True)
     if name is not None:
         text = json.dumps({**circumstances(), "figures": figures}, indent=2)
@@ -121,7 +122,7 @@ def circumstances() -> dict:
 
 
 def _commit() -> str | None:
-    """Returns the commit, with "-dirty" if the code has changed since."""
+    """Returns the commit, with the suffix "-dirty" if the code differs from the commit."""
 
     def git(*words):
         command = ["git", *words]
@@ -136,7 +137,8 @@ def _commit() -> str | None:
         return None
 
 
-COMMIT = _commit()  # read at the start, because commits may happen while the experiment runs
+# The commit is determined at the start, because it may change while the experiment runs.
+COMMIT = _commit()
 
 
 def _version(name: str) -> str | None:
@@ -147,9 +149,9 @@ def _version(name: str) -> str | None:
 
 
 def record_command(name: str, command: list[str]) -> None:
-    """Runs a command and records its exit status, its time and what it printed.
+    """Runs a command and records the exit status, the time and the output.
 
-    The record holds the JSON object that the command printed, or else its last line.
+    The record contains the JSON object that the command printed, or else the last line.
     """
     begin, lines = time.perf_counter(), []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -3,23 +3,23 @@
     python experiments/restore.py
     python experiments/restore.py --kinds decoder
 
-The devices are simulated on the CPU. For each kind of model and each number of devices: five
-updates, then a checkpoint. For each loading it compares the parameters and the optimizer state bit
-by bit, and the loss of the next update.
+The devices are simulated on the CPU. For each model and each number of devices, the script makes
+five updates and saves a checkpoint. After each load it compares the parameters and the optimizer
+state bit by bit, and the loss of the next update.
 """
 
 import tempfile
 from pathlib import Path
 
 import jax
-import meshes  # first, because it sets the number of devices
+import meshes  # Importing `meshes` sets the number of devices.
 import numpy as np
 from record import Parser, conclude, run
 
 import jaxformer as jf
 from jaxformer.artifacts.checkpoint import Checkpoints, CheckpointWriter
 from jaxformer.models.config import KINDS
-from jaxformer.models.mesh import make_mesh
+from jaxformer.models.sharding.parameters import make_mesh
 from jaxformer.training.mesh import place_batch
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import TrainState, init_on, make_step
@@ -34,7 +34,7 @@ UPDATES = 5
 
 
 class On:
-    """A model in training on `devices` devices."""
+    """Trains a model on `devices` devices, and loads its checkpoints."""
 
     def __init__(self, kind: str, devices: int):
         self.mesh = make_mesh(SIZES[devices], jax.devices()[:devices])
@@ -61,7 +61,7 @@ class On:
 
 
 def compare(kind: str) -> list[dict]:
-    """Returns the figures for each pair of device counts, saved and loaded."""
+    """Compares saved and loaded states for each pair of device counts (saving, loading)."""
     found, all_of_them = [], {devices: On(kind, devices) for devices in SIZES}
     for saved, on in all_of_them.items():
         state = on.fresh()
@@ -93,7 +93,9 @@ def main():
         equal = all(pair["bitwise equal"] for pair in some)
         worst = max(pair["next loss"] for pair in some)
         print(
-            f"{kind}: {len(some)} pairs, equal: {equal}, next loss within {worst:.1e}", flush=True
+            f"{kind}: {len(some)} pairs of device counts (saved on, restored on); restored states "
+            f"are bitwise equal: {equal}; next losses differ by at most {worst:.1e}",
+            flush=True,
         )
         figures += some
     conclude(figures, arguments.record)

@@ -4,8 +4,9 @@
     python experiments/ring.py --tokens 8000 --window 128 --record ring-cpu
 
 A model of 6 layers × 384 features with rotary positions reads a random text token by token, with
-one compiled step. It uses a ring of window + 8 slots and, for comparison, a cache with one slot per
-token. The logits of both are compared with one pass over the whole text.
+one compiled step. The model decodes with a ring buffer of window + 8 slots and, for comparison,
+with a cache of one slot per token. For each cache, the script compares the logits of decoding with
+the logits of one forward pass over the whole text.
 """
 
 import statistics
@@ -13,36 +14,37 @@ from functools import partial
 
 from record import Parser, at_least, conclude, run
 
-from jaxformer.bench.measurement import Rounds, in_turn
+from jaxformer.bench.measurement import Rounds, time_alternately
 
-STRETCHES, STEPS = 6, 20  # number of measured stretches, and tokens in each
+# The script times decoding in `STRETCHES` segments of the text. Each segment has `STEPS` tokens.
+STRETCHES, STEPS = 6, 20
 
 
 def decoding(num_tokens: int, window: int, rounds: int) -> dict:
-    """Returns seconds per token at several positions for both caches, and logit differences."""
+    """Measures seconds per token at several positions for both caches, and logit differences."""
     import jax
     import numpy as np
 
     import jaxformer as jf
 
-    jf.keep_freed_memory()
+    jf.tune_cpu_runtime()
     config = jf.DecoderConfig(
         1000, num_tokens, 6, 384, 6, positions="rotary", norm="rms", window=window
     )
     model = jf.Decoder(config)
     tokens = np.random.default_rng(0).integers(0, 1000, (1, num_tokens)).astype(np.int32)
     variables = jax.jit(model.init)(jax.random.key(0), tokens[:, :1])
-    step = jax.jit(lambda variables, token, cache: jf.advance(model, variables, token, cache))
+    step = jax.jit(lambda variables, token, cache: jf.extend(model, variables, token, cache))
     marks = np.linspace(0, num_tokens - STEPS, STRETCHES, dtype=int)
     caches, found = {}, {}
     for name, slots in (("ring", window + 8), ("all slots", num_tokens)):
-        cache, rows = jf.start(model, variables, 1, slots, ring=name == "ring"), []
+        cache, logits_of_steps = jf.init_cache(model, variables, 1, slots, ring=name == "ring"), []
         for position, token in enumerate(tokens[0]):
             if position in marks:
                 caches[name, position] = cache
             logits, cache = step(variables, token[None, None], cache)
-            rows.append(logits[0, 0])
-        found[name] = np.stack(rows)
+            logits_of_steps.append(logits[0, 0])
+        found[name] = np.stack(logits_of_steps)
 
     def read(position: int, cache):
         for token in tokens[0, position : position + STEPS]:
@@ -52,7 +54,7 @@ def decoding(num_tokens: int, window: int, rounds: int) -> dict:
     timers = {
         key: partial(Rounds().time, partial(read, key[1], cache)) for key, cache in caches.items()
     }
-    times = in_turn(timers, rounds)
+    times = time_alternately(timers, rounds)
     seconds = {
         name: {int(at): statistics.median(times[name, at]) / STEPS for at in marks}
         for name in found

@@ -1,10 +1,10 @@
-"""Measures the mean slope of a sigmoid by the distribution of its input.
+"""Measures the mean slope of a sigmoid for inputs from several normal distributions.
 
     python experiments/saturation.py --picture saturation.png
 
-The mean of σ′(z) over z ~ N(mean, variance), by quadrature: 0.2066 for N(0, 1), 0.0971 for N(2, 9)
-(lecture 11 §2), and other means and variances. The gradient of a layer is multiplied by σ′(z), so
-saturated inputs shrink it.
+The script computes the mean of σ′(z) over z ~ N(mean, variance) by quadrature, for several means
+and variances. The result is 0.2066 for N(0, 1) and 0.0971 for N(2, 9) (lecture 11 §2). The gradient
+of a layer is multiplied by σ′(z), so saturated inputs make the gradient small.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ MEANS, DEVIATIONS = (0.0, 2.0, 4.0), np.geomspace(0.1, 10, 60)
 
 
 def slope(z):
-    """Returns σ′(z) = σ(z) (1 − σ(z))."""
+    """Computes the slope of the sigmoid, σ′(z) = σ(z) (1 − σ(z))."""
     return jax.nn.sigmoid(z) * jax.nn.sigmoid(-z)
 
 
@@ -30,7 +30,7 @@ def mean_slope(mean: float, deviation: float) -> float:
 
 
 def draw(slopes: dict, path: Path) -> None:
-    """Draws σ′ with the input densities, and the mean slope by standard deviation."""
+    """Plots σ′ and the input densities, and the mean slope against the standard deviation."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -46,11 +46,15 @@ def draw(slopes: dict, path: Path) -> None:
         left.fill_between(z, density, alpha=0.3, color=colour, label=label)
         right.plot(deviation, slopes[name], "o", color=colour)
         right.annotate(f"{name}: {slopes[name]:.4f}", (1.1 * deviation, slopes[name] + 0.006))
-    left.set(xlabel="input z", ylabel="slope, density", title="where inputs lie, and what passes")
+    left.set(
+        xlabel="input z",
+        ylabel="slope, density",
+        title="distribution of inputs, and slope of the sigmoid",
+    )
     right.set(
         xlabel="standard deviation of z", ylabel="mean of σ′(z)", xscale="log", ylim=(0, 0.26)
     )
-    right.set_title("what passes on average")
+    right.set_title("mean slope of the sigmoid")
     for axes in (left, right):
         axes.grid(alpha=0.2)
         axes.legend(fontsize=8)

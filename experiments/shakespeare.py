@@ -3,9 +3,9 @@
     python experiments/shakespeare.py tinyshakespeare.txt                   # minutes on a CPU
     python experiments/shakespeare.py tinyshakespeare.txt --setting large   # needs a GPU
 
-The text is nanoGPT's (1,115,394 bytes of ASCII, so a byte is a character), with the same split: the
-first 90% for training, the last 10% held out. The held-out loss covers every held-out window of the
-training length, so each position has the same weight, as in nanoGPT's random windows.
+The text and the split are nanoGPT's: 1,115,394 ASCII characters, the first 90% for training and the
+last 10% held out. The held-out loss is computed on every held-out window of the training length.
+Each position in a window therefore has the same weight as in nanoGPT, which draws random windows.
 """
 
 import time
@@ -18,7 +18,7 @@ from record import Parser, at_least, conclude, run
 from windows import batches, check_length, loss
 
 from jaxformer import Decoder, DecoderConfig, Execution, parameter_count
-from jaxformer.runtime import keep_freed_memory
+from jaxformer.runtime import tune_cpu_runtime
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step, updates
@@ -26,18 +26,28 @@ from jaxformer.training.step import init_state, make_step, updates
 
 @dataclass(frozen=True)
 class Setting:
+    """A setting of nanoGPT.
+
+    Attributes:
+        model: The config of the model.
+        optimizer: The config of the optimizer.
+        steps: The number of training steps.
+        batch_size: The number of sequences per batch.
+        published: Nats per character on held-out text, from nanoGPT's README.
+    """
+
     model: DecoderConfig
     optimizer: OptimizerConfig
     steps: int
     batch_size: int
-    published: float  # nats per character on held-out text, from nanoGPT's README
+    published: float
 
 
 _NANOGPT = OptimizerConfig(learning_rate=1e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99)
 SETTINGS = {
     "small": Setting(
         DecoderConfig(65, max_length=64, num_layers=4, embed_dim=128, num_heads=4, use_bias=False),
-        # nanoGPT's own values (1e-3, decaying to a tenth) gave a slightly higher loss here.
+        # nanoGPT's learning rate (1e-3, decaying to a tenth) gave a slightly higher loss.
         replace(_NANOGPT, learning_rate=2e-3, final_fraction=0.0),
         steps=2000,
         batch_size=12,
@@ -71,7 +81,7 @@ def read(path: Path):
 
 
 def held_out_loss(model, params, ids, batch_size: int = 64) -> float:
-    """Returns nats per character over all held-out windows; each character is one target."""
+    """Computes nats per character over all held-out windows."""
     length = model.config.max_length
     count = (len(ids) - 1) // length
     windows = ids[length * np.arange(count)[:, None] + np.arange(length + 1)]
@@ -89,9 +99,9 @@ def main():
     parser.add_argument("--steps", type=at_least(1))
     parser.add_argument("--seed", type=at_least(0), default=0)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--layers", choices=("scan", "unrolled"), default="unrolled")
+    parser.add_argument("--scan-layers", choices=("scan", "unrolled"), default="unrolled")
     arguments = parser.parse_args()
-    keep_freed_memory()
+    tune_cpu_runtime()
     setting = SETTINGS[arguments.setting]
     steps = setting.steps if arguments.steps is None else arguments.steps
     train, held_out, characters = read(arguments.text)

@@ -1,7 +1,8 @@
-"""Times several programs in turn (A B C A B C …), so that drift of the machine affects all alike.
+"""Times several programs alternately (A B C A B C …), so that drift affects all programs equally.
 
-Each program runs in its own process and waits while another one is measured. A program that has
-waited is slow at first, so a round of a short one has many runs and counts as their median.
+Each program runs in a separate process, which waits while the other programs are measured. After a
+pause, the first runs of a program are slow. A round of a short program therefore consists of many
+runs, and the time of the round is the median over the runs.
 """
 
 import multiprocessing
@@ -12,18 +13,20 @@ import time
 import traceback
 from collections.abc import Callable
 
-from jaxformer.bench.measurement import Rounds, Timing, in_turn
-from jaxformer.runtime import keep_freed_memory
+from jaxformer.bench.measurement import Rounds, Timing, time_alternately
+from jaxformer.runtime import tune_cpu_runtime
 
 WARMUP_ROUNDS = 3
-ROUND = Rounds(most=sys.maxsize, seconds=1.0, least=1)  # runs of a program until a second is over
-# Threads that wait for work keep a core busy for a moment, OpenMP's up to 0.2 s.
+# In a round, a program runs repeatedly until `seconds` have passed.
+ROUND = Rounds(most=sys.maxsize, seconds=1.0, least=1)
+# After each run, idle threads keep a core busy for a while (threads of OpenMP for up to 0.2 s).
 PAUSE_SECONDS = 0.3
 
 
 def _serve(connection, make: Callable[[], Callable[[], None]]):
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    keep_freed_memory()  # for every program, because torch benefits too
+    # Torch also benefits from these settings, so every program uses them.
+    tune_cpu_runtime()
     try:
         begin = time.perf_counter()
         run = make()
@@ -36,9 +39,9 @@ def _serve(connection, make: Callable[[], Callable[[], None]]):
 
 
 class Subject:
-    """A program in another process.
+    """A program to measure, which runs in another process.
 
-    `make()` sets it up and returns a function that runs it once and waits for the result.
+    `make()` sets up the program and returns a function that runs it once and waits for the result.
     """
 
     def __init__(self, name: str, make: Callable[[], Callable[[], None]]):
@@ -47,11 +50,12 @@ class Subject:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, make), daemon=True)
         self._process.start()
-        theirs.close()  # otherwise a process that dies would leave `recv` waiting forever
+        # While this end of the pipe is open, `recv` would wait forever if the process dies.
+        theirs.close()
         self.setup_seconds = self._receive()
 
     def measure(self) -> float:
-        """Returns the seconds of a run, after a pause: the median of a round."""
+        """Runs one round after a pause. Returns the median seconds per run."""
         time.sleep(PAUSE_SECONDS)
         self._connection.send("run")
         return self._receive()
@@ -75,33 +79,35 @@ class Subject:
 
 
 def compare(makers: dict[str, Callable], rounds: int) -> dict[str, Subject]:
-    """Starts all programs and measures them in turn, each for at least a second per round.
+    """Starts all programs and measures them alternately, each for at least a second per round.
 
-    The first run of a program and the first rounds are not counted. On a virtual machine, which may
-    reclaim the memory of a waiting process, steps of GPT-2 124M took 4.3, 3.2, 2.8 and then 2.6 s.
+    The medians do not include the first run of a program and the first rounds. A virtual machine
+    may reclaim the memory of a waiting process. In a process that had waited, the next steps of
+    GPT-2 124M took 4.3, 3.2, 2.8 and finally 2.6 s.
     """
     subjects = {name: Subject(name, make) for name, make in makers.items()}
     timers = {name: subject.measure for name, subject in subjects.items()}
-    for name, seconds in in_turn(timers, rounds, WARMUP_ROUNDS).items():
+    for name, seconds in time_alternately(timers, rounds, WARMUP_ROUNDS).items():
         subjects[name].seconds = seconds
         subjects[name].close()
     return subjects
 
 
 def ratio(ours: Subject, theirs: Subject) -> float:
-    """Returns how many times as fast `ours` is."""
+    """Computes the speed of `ours` relative to another program, round by round."""
     return speedup(ours.seconds, theirs.seconds)
 
 
 def speedup(ours: list[float], theirs: list[float]) -> float:
-    """Returns the median of the ratios of all rounds."""
+    """Returns the median of the speed ratios over all rounds."""
     return statistics.median(b / a for a, b in zip(ours, theirs, strict=True))
 
 
 def table(subjects: dict[str, Subject], tokens: int) -> dict:
-    """Prints a line per program and returns the figures.
+    """Prints a line per program and returns the measurements.
 
-    The first program is ours. Each run processes `tokens` tokens.
+    The first entry of `subjects` is jaxformer's program. One call of a program processes `tokens`
+    tokens.
     """
     ours, figures = next(iter(subjects.values())), {}
     for name, subject in subjects.items():

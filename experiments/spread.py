@@ -21,10 +21,10 @@ WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 def measured(key, width: int, scale: float):
-    """Returns means over 256 queries with their own keys.
+    """Computes statistics of attention with 256 random queries, each with its own keys.
 
-    The values are the variance of the scores, the entropy of the weights in nats, and the trace of
-    the softmax's Jacobian, Σ α (1 − α).
+    Returns the variance of the scores, the entropy of the weights in nats, and the trace of the
+    softmax's Jacobian, Σ α (1 − α). The entropy and the trace are means over the queries.
     """
     query_key, key_key = jax.random.split(key)
     query = jax.random.normal(query_key, (256, width))
@@ -37,7 +37,7 @@ def measured(key, width: int, scale: float):
 
 
 def draw(found: dict, path: Path) -> None:
-    """Draws three plots, one per measure."""
+    """Plots the three statistics of `measured` against the head width."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4), layout="constrained")
@@ -48,12 +48,13 @@ def draw(found: dict, path: Path) -> None:
     )
     titles = (
         "scores grow with d",
-        "attention turns into a choice",
-        "and passes less and less back",
+        "attention concentrates on one key",
+        "the gradient vanishes",
     )
     for i, axes in enumerate(figure.subplots(1, 3)):
         for name, values in found.items():
-            values = np.array(values)[..., i]  # [widths, seeds]
+            # The array has the shape [widths, seeds].
+            values = np.array(values)[..., i]
             axes.plot(WIDTHS, values.mean(axis=1), "o-", label=name)
             axes.fill_between(WIDTHS, values.min(axis=1), values.max(axis=1), alpha=0.2)
         axes.set(xlabel="head_dim d", ylabel=labels[i], title=titles[i], xscale="log")
@@ -61,7 +62,7 @@ def draw(found: dict, path: Path) -> None:
     first, second, third = figure.axes
     first.plot(WIDTHS, WIDTHS, ":", color="grey", label="d")
     first.set_yscale("log")
-    second.axhline(np.log(KEYS), linestyle=":", color="grey", label=f"ln {KEYS}: all alike")
+    second.axhline(np.log(KEYS), linestyle=":", color="grey", label=f"ln {KEYS}: uniform")
     for axes in (first, second, third):
         axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)

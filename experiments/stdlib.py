@@ -2,8 +2,8 @@
 
     python experiments/stdlib.py --record stdlib-cpu --picture stdlib-loss.png
 
-It runs as a separate process in an empty folder without compiled programs, as for a new user after
-the installation. The time is that of the whole process.
+The command runs as a separate process in an empty folder without a compilation cache, as for a new
+user after the installation. The time of the whole process is measured.
 """
 
 import json

@@ -1,15 +1,15 @@
-"""Checks that killed runs give the same result, and that damaged checkpoints are noticed.
+"""Checks that killed runs give the same result, and that damaged checkpoints are detected.
 
     python experiments/survival.py
     python experiments/survival.py --kills 10 --flips 30
 
-Kills: `jaxformer train` with dropout, on one core, is ended by SIGKILL at random moments, mostly
-while it writes a checkpoint, and started again. Each start must continue from the newest complete
-checkpoint. The losses and parameters at the end must be bitwise equal to those of a run without
-kills.
+In the first test, the script runs `jaxformer train` with dropout on one core. The script kills the
+run by SIGKILL at random moments, mostly while a checkpoint is written, and starts the run again.
+Each start must continue from the newest complete checkpoint. The losses and the final parameters
+must be bitwise equal to the results of a run without kills.
 
-Flips: one byte of a checkpoint is changed, or a file is truncated. Restoring must warn and use the
-previous checkpoint.
+In the second test, the script changes one byte of a checkpoint or truncates a file. Restoring must
+print a warning and use the previous checkpoint.
 """
 
 import hashlib
@@ -42,10 +42,13 @@ SETTINGS = (
     "--evaluate-every 200 --checkpoint-every 5 --evaluation-windows 4 --sample-tokens 0"
 ).split()
 STEPS_PER_KILL = 25
-MOMENTS = {"save": 0.6, "training": 0.3, "start": 0.1}  # target of a kill: probability
-LONGEST_START = 10.0  # seconds
+# Probabilities that the script kills a run during a save, during training or during the start.
+MOMENTS = {"save": 0.6, "training": 0.3, "start": 0.1}
+# A kill during the start happens at most this number of seconds after the launch.
+LONGEST_START = 10.0
 
-# Runs in the new process: with a hook between fork and exec, JAX would warn of the fork.
+# The new process restricts itself to one core. With a hook between fork and exec, JAX would warn
+# about the fork.
 ON_ONE_CORE = """
 import os, sys
 if hasattr(os, "sched_setaffinity"):
@@ -56,7 +59,7 @@ sys.exit(main())
 
 
 class Run:
-    """A run of `jaxformer train` in its own folder."""
+    """A run of `jaxformer train` in a separate folder."""
 
     def __init__(self, where: Path, name: str, steps: int):
         self.where, self.name = where, name
@@ -76,11 +79,11 @@ class Run:
         )
 
     def complete(self) -> int:
-        """Returns the step of the newest complete checkpoint, with digests, or 0."""
+        """Returns the step of the newest checkpoint that is complete and has digests, or 0."""
         return max((int(path.parent.name) for path in self._folders(DIGESTS)), default=0)
 
     def is_saving(self) -> bool:
-        """Returns whether a checkpoint is incomplete: not committed by Orbax, or no digests."""
+        """Returns whether a checkpoint is not committed by Orbax or lacks digests."""
         unfinished = any(self.folder.checkpoints.glob("*.orbax-checkpoint-tmp*"))
         committed = len(list(self._folders("_CHECKPOINT_METADATA")))
         return unfinished or committed > len(list(self._folders(DIGESTS)))
@@ -105,20 +108,24 @@ class Run:
 
 
 def wait_for(process: subprocess.Popen, happened, seconds: float = 60.0) -> None:
-    """Waits until `happened()` is true, the process has ended, or `seconds` have passed."""
+    """Waits until `happened()` is True, the process has ended, or `seconds` have passed."""
     end = time.monotonic() + seconds
     while process.poll() is None and not happened() and time.monotonic() < end:
         time.sleep(0.001)
 
 
 def kill_at_random(run: Run, process: subprocess.Popen, chance: random.Random) -> str | None:
-    """Kills the process. Returns the target of the kill, or None if the run ended before."""
+    """Kills the process at a random moment.
+
+    Returns the key of `MOMENTS` that was drawn, or None if the process had already ended.
+    """
     aim = chance.choices(list(MOMENTS), MOMENTS.values())[0]
     if aim == "start":
         wait_for(process, lambda: False, chance.uniform(0, LONGEST_START))
     else:
         before = run.logged()
-        wait_for(process, lambda: run.logged() > before)  # the process has resumed and trained
+        # The new process writes to metrics.jsonl after its first training steps.
+        wait_for(process, lambda: run.logged() > before)
         wait_for(process, lambda: False, chance.uniform(0, 0.6))
         if aim == "save":
             wait_for(process, run.is_saving, 5)
@@ -130,14 +137,14 @@ def kill_at_random(run: Run, process: subprocess.Popen, chance: random.Random) -
 
 
 def survive(where: Path, kills: int, seed: int) -> dict:
-    """Kills a run `kills` times. Returns its figures compared with a run without kills."""
+    """Kills a run `kills` times and compares the result with a run without kills."""
     chance, steps = random.Random(seed), STEPS_PER_KILL * kills + 200
     text = "".join(f"def f{i}(x):\n    return x * {i}\n\n\n" for i in range(500))
     (where / "text.py").write_text(text)
     whole, killed = Run(where, "whole", steps), Run(where, "killed", steps)
     said, _ = (process := whole.start()).communicate()
     if process.returncode:
-        raise ValueError(f"the run that is left alone failed: {said}")
+        raise ValueError(f"the reference run failed: {said}")
     print(f"reference run: {steps} steps without a kill", flush=True)
 
     counts, repeated, expected, began = Counter(), [], 0, time.monotonic()
@@ -148,7 +155,7 @@ def survive(where: Path, kills: int, seed: int) -> dict:
         check_start(said, expected)
         if aim is None:
             if process.returncode:
-                raise ValueError(f"a start failed: {said}")
+                raise ValueError(f"the training process failed: {said}")
             break
         counts.update(["kills", f"aimed at {aim}", *["during a save"] * killed.is_saving()])
         expected = killed.complete()
@@ -161,19 +168,19 @@ def survive(where: Path, kills: int, seed: int) -> dict:
         "steps": steps,
         **counts,
         "most steps repeated": max(repeated),
-        "losses are the same": whole.losses() == killed.losses(),
-        "parameters are the same": whole.digest() == killed.digest(),
+        "losses are equal": whole.losses() == killed.losses(),
+        "parameters are equal": whole.digest() == killed.digest(),
         "digest of the parameters": whole.digest()[:16],
     }
 
 
 def check_start(said: str, expected: int) -> None:
-    """Raises ValueError if a start did not continue from step `expected` or a later one."""
+    """Raises ValueError if the process failed, or resumed from a step before `expected`."""
     marker = "resuming from the checkpoint of step "
     if marker in said:
         found = int(said.split(marker)[1].split()[0])
         if found < expected:
-            raise ValueError(f"resumed from {found}, though {expected} was complete")
+            raise ValueError(f"the run resumed from step {found}, but step {expected} was saved")
     elif "Traceback" in said:
         raise ValueError(said)
 
@@ -197,7 +204,7 @@ def damaged(path: Path, chance: random.Random):
 
 
 def damage(folder: RunFolder, flips: int, seed: int) -> dict:
-    """Returns how often a damaged checkpoint was noticed and the previous one used."""
+    """Counts how often a damaged checkpoint was detected and the previous checkpoint was used."""
     chance, counts = random.Random(seed), Counter()
     checkpoints = Checkpoints(folder.checkpoints)
     older, newer = checkpoints.steps()
@@ -226,7 +233,7 @@ def main():
         copy = shutil.copytree(Path(folder) / "whole", Path(folder) / "damaged")
         figures |= {"damage": damage(RunFolder(copy), arguments.flips, arguments.seed)}
     conclude(figures, arguments.record)
-    same = figures["losses are the same"] and figures["parameters are the same"]
+    same = figures["losses are equal"] and figures["parameters are equal"]
     if not same or figures["damage"].get("noticed", 0) < arguments.flips:
         sys.exit(1)
 

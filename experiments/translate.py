@@ -2,12 +2,12 @@ r"""Compares translation by a Transformer, an LSTM with attention and an LSTM, f
 
     python experiments/translate.py                        # dates and amounts, English to French
     python experiments/translate.py --source train.en.gz --target train.de.gz \
-        --test-source test.en.gz --test-target test.de.gz --lowercase --minutes 60
+        --test-source test.en.gz --test-target test.de.gz --lowercase --max-minutes 60
 
-Without files the models learn phrases that Babel writes from the Unicode CLDR (`phrases.py`). They
-are real language, a translation is either right or wrong, and texts can have any length. Each model
-is a run of `jaxformer train` below --out; the same command resumes it. Needs
-`pip install -e ".[experiments]"`.
+Without files, the models learn phrases that Babel generates from the Unicode CLDR (`phrases.py`).
+The phrases are real language, each translation is either right or wrong, and texts can have any
+length. Each model is a run of `jaxformer train` in a folder below --out; the same command resumes
+the run. Needs `pip install -e ".[experiments]"`.
 """
 
 import json
@@ -33,8 +33,8 @@ _LSTM = "--model recurrent-encoder-decoder --preset translation"
 MODELS = {"transformer": _TRANSFORMER, "attention-lstm": _LSTM, "lstm": f"{_LSTM} --no-attends"}
 LABELS = {"transformer": "Transformer", "attention-lstm": "LSTM, attention", "lstm": "LSTM"}
 
-# For models this small a step of Muon takes longer than one of Adam. That pays off where the task
-# is a rule, as here. The LSTM gained nothing from Muon.
+# For small models, a step of Muon takes longer than a step of Adam. Nevertheless, Muon gave better
+# results than Adam for the Transformer on these regular phrases, but not for the LSTM.
 _PHRASES = (
     "--vocab-size 512 --dropout 0 --label-smoothing 0 --batch-tokens 1024 --lengths 4 "
     "--learning-rate 5e-3"
@@ -52,10 +52,10 @@ class Task:
     """A translation task.
 
     Attributes:
-        name: printed and recorded.
-        inputs: flags of `jaxformer train` for the training text.
+        name: The name in the output and in records.
+        inputs: Flags of `jaxformer train` for the training text.
         test: (source, target) pairs.
-        groups: the number of phrases of each test pair, or None for text.
+        groups: How many phrases each pair in `test` has. None if the pairs come from text files.
     """
 
     name: str
@@ -65,7 +65,10 @@ class Task:
 
 
 def phrase_task(arguments) -> Task:
-    """Returns the phrases task. No single phrase of its test occurs in the training text."""
+    """Returns the task of translating generated phrases.
+
+    The training text does not contain any test phrase.
+    """
     require("babel")
     from phrases import phrases, strung
 
@@ -81,7 +84,7 @@ def phrase_task(arguments) -> Task:
 
 
 def text_task(arguments) -> Task:
-    """Returns the task of the files given as arguments."""
+    """Returns the task of translating the files that the command line names."""
     inputs = ["--source", str(arguments.source), "--target", str(arguments.target)]
     test = read_pairs(arguments.test_source, arguments.test_target)
     if arguments.lowercase:
@@ -95,16 +98,16 @@ def text_task(arguments) -> Task:
 def learn(name: str, task: Task, arguments) -> dict:
     """Trains a model, or resumes its training, and scores it.
 
-    Returns its figures, with its translations as "found" and its losses as "history".
+    Returns the results, with the translations as "found" and the losses as "history".
     """
     folder = RunFolder(arguments.out / name)
     words = ["--out", str(folder.path)]
     if folder.holds_run:
-        train([*words, "--resume", "--minutes", str(arguments.minutes)])
+        train([*words, "--resume", "--max-minutes", str(arguments.max_minutes)])
     else:
         words += MODELS[name].split() + task.inputs
         words += [] if task.groups is None else PHRASES[name].split()
-        train([*words, "--minutes", str(arguments.minutes), "--seed", str(arguments.seed)])
+        train([*words, "--max-minutes", str(arguments.max_minutes), "--seed", str(arguments.seed)])
     model, variables, tokenizer = jf.load(folder.path)
     sources, targets = zip(*task.test, strict=True)
     width = (arguments.beam_width or 5) if task.groups is None else 1
@@ -125,9 +128,11 @@ def learn(name: str, task: Task, arguments) -> dict:
 
 
 def score(targets, found, groups: list[int] | None) -> dict:
-    """Returns BLEU with its signature for text.
+    """Returns the scores of the translations `found`.
 
-    For phrases, returns the share of exact translations, overall and by number of phrases.
+    If `groups` is None, the scores are BLEU, with its signature. Otherwise, `groups` contains the
+    number of phrases of each text, and the scores are the share of exact translations, overall and
+    by number of phrases.
     """
     if groups is not None:
         right = np.array([a == b for a, b in zip(targets, found, strict=True)])
@@ -137,7 +142,11 @@ def score(targets, found, groups: list[int] | None) -> dict:
 
 
 def draw(task: Task, results: dict, path: Path) -> None:
-    """Draws the losses, and the share of exact translations by length (phrases) or BLEU (text)."""
+    """Plots the losses against the time, and the quality of the translations.
+
+    For phrases, the quality is the share of exact translations by number of phrases. For text, the
+    quality is BLEU.
+    """
     matplotlib.use("agg")
     from matplotlib.figure import Figure
 
@@ -166,12 +175,14 @@ def draw(task: Task, results: dict, path: Path) -> None:
 
 
 def check(arguments) -> None:
-    """Raises ValueError for inconsistent arguments before any file is written."""
+    """Raises ValueError for inconsistent arguments, before any file is written."""
     files = ("source", "target", "test_source", "test_target")
     if any(getattr(arguments, x) for x in files) and not all(getattr(arguments, x) for x in files):
-        raise ValueError("--source, --target, --test-source and --test-target belong together")
-    if not 0 < arguments.minutes < float("inf"):
-        raise ValueError(f"--minutes is {arguments.minutes}; it must be above 0 and finite")
+        raise ValueError(
+            "give all of --source, --target, --test-source and --test-target, or none of them"
+        )
+    if not 0 < arguments.max_minutes < float("inf"):
+        raise ValueError(f"--max-minutes is {arguments.max_minutes}; it must be above 0 and finite")
     for name in ("vocab_size", "lowercase", "beam_width"):
         if getattr(arguments, name) and not arguments.source:
             raise ValueError(f"--{name} needs --source".replace("_", "-"))
@@ -182,16 +193,21 @@ def main():
     for name in ("--source", "--target", "--test-source", "--test-target"):
         parser.add_argument(name, type=Path, help="text, plain or .gz, one sentence per line")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--minutes", type=float, default=4.2, help="of training per model")
-    parser.add_argument("--vocab-size", type=at_least(NUM_BYTES + 1), help="for text; default 5000")
+    parser.add_argument(
+        "--max-minutes", type=float, default=4.2, help="minutes of training per model"
+    )
+    parser.add_argument(
+        "--vocab-size", type=at_least(NUM_BYTES + 1), help="default with --source: 5000"
+    )
     parser.add_argument("--lowercase", action="store_true", help="lowercase all text")
-    parser.add_argument("--beam-width", type=at_least(1), help="for text; default 5")
+    parser.add_argument("--beam-width", type=at_least(1), help="default with --source: 5")
     parser.add_argument("--out", type=Path, default=Path("runs/translate"))
     parser.add_argument("--seed", type=at_least(0), default=0)
     arguments = parser.parse_args()
     check(arguments)
     task = text_task(arguments) if arguments.source else phrase_task(arguments)
-    start_jax()  # enables the compilation cache, so resuming does not compile again
+    # With the compilation cache, resuming a run does not compile again.
+    start_jax()
     results = {name: learn(name, task, arguments) for name in arguments.models}
     figures = {"task": task.name, "asked": len(task.test)}
     for name, result in results.items():

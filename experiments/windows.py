@@ -1,4 +1,4 @@
-"""Windows of a text for training and for scoring."""
+"""Reads a text and cuts windows for training and scoring."""
 
 from itertools import islice
 from pathlib import Path
@@ -17,10 +17,10 @@ def text_parser(description: str, steps: int, least: int, name: str) -> Parser:
     """Returns the command line of an experiment that trains on a text and draws a picture.
 
     Args:
-        description: the module's docstring.
-        steps: default number of training steps.
-        least: smallest number of steps that is accepted.
-        name: default path of the picture.
+        description: The module's docstring.
+        steps: Default number of training steps.
+        least: Smallest number of steps that is accepted.
+        name: Default path of the picture.
     """
     parser = Parser(description)
     parser.add_argument(
@@ -46,8 +46,10 @@ def read_windows(paths: list[Path], vocab_size: int, length: int, number: int):
     )
 
     def stream(documents):
-        rows = tokenizer.encode_many(document.text for document in documents)
-        return np.concatenate([[tokenizer.end_of_text, *row] for row in rows]).astype(np.int32)
+        sequences = tokenizer.encode_many(document.text for document in documents)
+        return np.concatenate(
+            [[tokenizer.end_of_text, *sequence] for sequence in sequences]
+        ).astype(np.int32)
 
     ids, other = stream(train), stream(held_out)
     check_length(ids, length)
@@ -63,7 +65,7 @@ def evenly(ids, length: int, number: int):
 
 
 def at_random(random, ids, length: int, shape: tuple[int, ...]):
-    """Returns windows of length + 1 ids from random places, [*shape, length + 1]."""
+    """Returns windows of length + 1 ids from random positions, [*shape, length + 1]."""
     starts = random.integers(0, len(ids) - length, (*shape, 1))
     return ids[starts + np.arange(length + 1)].astype(np.int32)
 
@@ -71,17 +73,19 @@ def at_random(random, ids, length: int, shape: tuple[int, ...]):
 def check_length(ids, length: int) -> None:
     """Raises ValueError if the text is shorter than one window."""
     if len(ids) <= length:
-        raise ValueError(f"the text has {len(ids)} tokens in a part; a window has {length + 1}")
+        raise ValueError(
+            f"the training or held-out text has {len(ids)} tokens; one window needs {length + 1}"
+        )
 
 
 def batches(random, ids, length: int, shape: tuple[int, ...]):
-    """Yields random batches without end, inputs and targets [*shape, length]."""
+    """Yields random batches without end; inputs and targets have the shape [*shape, length]."""
     while True:
-        rows = at_random(random, ids, length, shape)
-        yield Batch(rows[..., :-1], rows[..., 1:])
+        sequences = at_random(random, ids, length, shape)
+        yield Batch(sequences[..., :-1], sequences[..., 1:])
 
 
 def loss(model, params, windows):
-    """Returns nats per token."""
+    """Computes the loss in nats per token."""
     batch = Batch(windows[:, :-1], windows[:, 1:])
     return summed_loss(model, params, batch) / batch.targets.size

@@ -3,9 +3,10 @@
     python experiments/zoo.py                  # the standard library's source
     python experiments/zoo.py TEXT… --steps 800
 
-It draws the loss by step and by time, and the tokens per second of training and of decoding at
-early and late positions. A decoding step of the Transformer becomes slower with every token before
-it. Steps of the other models do not, because their caches have a fixed size.
+The script plots the loss against the training step and against the time. The script also plots the
+tokens per second of training, and of decoding at early and late positions. A decoding step of the
+Transformer becomes slower with the number of previous tokens. The steps of the other models take
+constant time, because their caches have a fixed size.
 """
 
 import time
@@ -18,17 +19,18 @@ from record import at_least, conclude, run
 from windows import batches, loss, read_windows, text_parser
 
 import jaxformer as jf
-from jaxformer.bench.measurement import in_turn
+from jaxformer.bench.measurement import time_alternately
 from jaxformer.bench.models import greedy_run, step_seconds
 from jaxformer.decoding.steps import STEPS
-from jaxformer.runtime import keep_freed_memory
+from jaxformer.runtime import tune_cpu_runtime
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step, updates
 
 VOCAB, LENGTH, BATCH, HELD_OUT = 1024, 128, 16, 64
 COMMON = {"vocab_size": VOCAB, "max_length": 4096}
-MODELS = {  # 1.26 to 1.28 M parameters each
+# Each model has 1.26 to 1.28 million parameters.
+MODELS = {
     "RNN": jf.RecurrentConfig(**COMMON, cell="rnn", embed_dim=448, num_layers=2),
     "LSTM": jf.RecurrentConfig(**COMMON, cell="lstm", embed_dim=252, num_layers=2),
     "causal CNN": jf.ConvolutionalConfig(
@@ -38,19 +40,20 @@ MODELS = {  # 1.26 to 1.28 M parameters each
         **COMMON, embed_dim=152, num_layers=4, num_heads=4, positions="rotary", norm="rms"
     ),
 }
-# The best learning rates at 300 steps, among rates a factor of two apart. For the LSTM and the CNN
-# the best rate is the largest that was tried; for the RNN and the Transformer, half of it.
+# These peak learning rates gave the best results in 300 steps, among rates that differ by factors
+# of two. For the LSTM and the CNN, the largest learning rate that was tried is the best. For the
+# RNN and the Transformer, half of the largest learning rate that was tried is the best.
 PEAKS = {"RNN": 4e-3, "LSTM": 1.6e-2, "causal CNN": 8e-3, "Transformer": 4e-3}
 
 
 def train(name, ids, held_out, steps: int, seed: int) -> dict:
-    """Returns held-out losses by step and second, and the speeds of training and decoding."""
+    """Returns a curve of (step, seconds, held-out loss), and training and decoding speeds."""
     model = jf.build(MODELS[name], jf.Execution(layers="unrolled"))
     recipe = OptimizerConfig(learning_rate=PEAKS[name], warmup_steps=50, final_fraction=0.0)
     optimizer = make_optimizer(recipe)
     start = jax.jit(lambda: init_state(model, optimizer, seed))()
     data = batches(np.random.default_rng(seed), ids, LENGTH, (1, BATCH))
-    # Compiled in advance, because compilation does not count as training time.
+    # The step is compiled in advance, because compilation must not count as training time.
     update = make_step(model, optimizer).lower(start, next(data), np.float32(0)).compile()
     loss_of = jax.jit(partial(loss, model))
     curve, seconds = [], 0.0
@@ -81,19 +84,21 @@ POSITIONS = (32, 128, 512, 1024, 2048, 3968)
 
 def decode_speed(model, params, rounds: int = 25) -> dict:
     """Returns tokens per second of decoding, batch size 1, at several positions."""
-    ready = jf.prepare(model, {"params": params})
+    ready = jf.pack_weights(model, {"params": params})
 
     def seconds(position: int) -> float:
         run = greedy_run(model, ready, 1, position, 1 + 2 * STEPS)
-        # The first block brings back what the prompt displaced from the processor's caches.
+        # The first block of tokens is not timed, because it warms the processor's caches.
         return step_seconds(run, time.perf_counter, skip=1)
 
-    times = in_turn({position: partial(seconds, position) for position in POSITIONS}, rounds)
+    times = time_alternately(
+        {position: partial(seconds, position) for position in POSITIONS}, rounds
+    )
     return {position: STEPS / float(np.median(some)) for position, some in times.items()}
 
 
 def draw(results: dict, path: Path) -> None:
-    """Draws four plots, one message each."""
+    """Plots the losses against step and time, and the speeds of training and decoding."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 8), layout="constrained")
@@ -109,7 +114,7 @@ def draw(results: dict, path: Path) -> None:
     by_step.set(xlabel="steps", ylabel="held-out loss (nats per token)", title="loss by step")
     by_time.set(xlabel="seconds of training", ylabel="held-out loss (nats per token)")
     by_time.set_title("loss by time")
-    training.set(ylabel="tokens per second", title="training, complete sequences at once")
+    training.set(ylabel="tokens per second", title="training on complete sequences")
     decoding.set(xlabel="position", ylabel="tokens per second", xscale="log")
     decoding.set_title("decoding, one token at a time")
     decoding.set_ylim(bottom=0)
@@ -127,7 +132,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--seed", type=at_least(0), default=0)
     arguments = parser.parse_args()
-    keep_freed_memory()
+    tune_cpu_runtime()
     _, ids, held_out, bytes_a_token = read_windows(arguments.text, VOCAB, LENGTH, HELD_OUT)
     results = {}
     for name in arguments.models:

@@ -7,8 +7,8 @@
     logits    = jax.jit(model.apply)(variables, tokens)
     out       = jf.generate(model, variables, prompts, max_new_tokens=64, key=key)
 
-The mathematics is in `jf.functional`. The other subpackages are attributes too (`jf.verify`, …).
-`__init__.pyi` lists the public names, also for editors and type checkers. They are imported on
+`jf.functional` contains the mathematics. Other subpackages are attributes, too (`jf.verify`, …).
+`__init__.pyi` lists the public names, also for editors and type checkers. The names are imported on
 first use, so `import jaxformer` and `jaxformer --help` do not load JAX.
 """
 

@@ -14,16 +14,16 @@ from . import (
 )
 from .artifacts.saved import save as save
 from .decoding.autoregressive import (
-    advance as advance,
+    extend as extend,
     inspect as inspect,
-    prepare as prepare,
-    start as start,
+    pack_weights as pack_weights,
+    init_cache as init_cache,
 )
 from .decoding.beam import Hypotheses as Hypotheses, beam_search as beam_search
 from .decoding.generate import Generation as Generation, generate as generate
 from .decoding.sampling import Sampler as Sampler
 from .decoding.score import score as score
-from .functional.taps import Patch as Patch
+from .functional.hooks import Patch as Patch
 from .hub.export import export as export
 from .hub.load import load as load
 from .models.config import (
@@ -52,6 +52,6 @@ from .models.kinds import (
 )
 from .models.lora import merge_adapter as merge_adapter
 from .models.parameters import parameter_count as parameter_count
-from .runtime import keep_freed_memory as keep_freed_memory
+from .runtime import tune_cpu_runtime as tune_cpu_runtime
 
 __version__: str

@@ -1,20 +1,28 @@
 """Text output to a terminal.
 
-Names, keys and tokens come from files that somebody else may have written. A terminal would execute
-the escape sequences in them, so every message of the command line passes through `visible`.
+Names, keys and tokens may come from untrusted files. A terminal would execute escape sequences in
+such texts, so the command line passes every message through `visible`.
 """
 
 import re
 import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import TextIO
 
-# C0 except tab and line feed, DEL, C1, the characters that reverse the order of a line, and lone
-# surrogates, which UTF-8 cannot encode.
+# The pattern matches C0 controls except tab and line feed, DEL, C1 controls, and characters that
+# reverse the order of a line. It also matches lone surrogates, which UTF-8 cannot encode.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
+def did_you_mean(word: str, accepted: Iterable[str]) -> str:
+    """Returns "; did you mean …?" with the accepted word closest to `word`, or ""."""
+    close = get_close_matches(word, list(accepted), n=1, cutoff=0.76)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def visible(text: str) -> str:
-    r"""Returns the text with control characters and lone surrogates as escapes, such as ``\x1b``.
+    r"""Replaces control characters and lone surrogates by escapes, such as ``\x1b``.
 
     Line feeds and tabs are unchanged.
     """
@@ -22,11 +30,11 @@ def visible(text: str) -> str:
 
 
 def say(text: str = "", file: TextIO | None = None) -> None:
-    """Prints a message, with control characters as escapes, and a line feed.
+    """Prints a message and a line feed, with control characters as escapes.
 
     Args:
-        text: The message, one line or several.
-        file: A text stream; None: standard output.
+        text: The message, which may have several lines.
+        file: A text stream. Defaults to standard output.
     """
     print(visible(text), file=file, flush=True)
 
@@ -34,7 +42,8 @@ def say(text: str = "", file: TextIO | None = None) -> None:
 def write(text: str) -> None:
     """Writes generated text to standard output.
 
-    On a terminal, control characters become escapes. A pipe or a file gets them unchanged.
+    On a terminal, control characters are written as escapes. Text for a pipe or a file is
+    written unchanged.
     """
     sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()

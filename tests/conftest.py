@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, Phase, settings
 from jaxtyping import install_import_hook
 
 # Stores compiled programs on disk for other workers, for later runs (slow tests, mutation) and for
-# processes that tests start. Processes read the environment; here JAX may be imported already.
+# processes that tests start. Processes read the environment; here JAX may already be imported.
 PROGRAMS = Path(__file__).parent.parent / ".pytest_cache" / "xla"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
-# Must run before anything imports the package, so that every annotated shape in it is checked.
-# Inside jit the checks run while tracing, so they cost a compiled function nothing. A mutation run
-# leaves them out: preparing them takes a quarter of its time, and a test must fail without them.
+# Must run before the package is imported, so that every annotated shape is checked. Inside jit, the
+# checks run during tracing and cost a compiled function nothing. A mutation run omits the checks:
+# they take a quarter of its time, and tests must fail without them.
 if "JAXFORMER_BROKEN_FILE" not in os.environ:
     install_import_hook("jaxformer.functional", "beartype.beartype")
 
@@ -36,20 +36,20 @@ SUITE_XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false"
 if jax.__version_info__ < (0, 11):
     os.environ.setdefault("XLA_FLAGS", SUITE_XLA_FLAGS)
 
-# The first example of a property compiles and the rest take milliseconds: no deadline fits both.
+# The first example of a property compiles and the rest take milliseconds, so no deadline fits.
 _SLOW = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("default", max_examples=20, derandomize="CI" in os.environ, **_SLOW)
 settings.register_profile("thorough", max_examples=400, **_SLOW)
-# A mutation run only needs pass or fail for its seed. It does not shrink failures, and it stores
-# none, because runs on sound code would replay them.
+# A mutation run only needs pass or fail for its seed. It neither shrinks nor stores failures,
+# because runs on correct code would replay them.
 _ONCE = {"phases": (Phase.explicit, Phase.generate), "report_multiple_bugs": False}
 _ONCE["database"] = None
 settings.register_profile("mutation", max_examples=20, derandomize=False, **_ONCE, **_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
-# Each compiled program maps memory, and Linux allows 65,530 mappings per process. A worker that
-# holds thousands of programs dies of a segmentation fault (docs/hazards.md).
+# Each compiled program maps memory, and Linux allows 65,530 mappings per process. A worker with
+# thousands of programs would end with a segmentation fault (docs/hazards.md).
 _MAPS, _MOST_MAPS = Path("/proc/self/maps"), 20_000
 _teardowns = itertools.count(1)
 
@@ -77,8 +77,8 @@ def pytest_runtest_call(item):
 def quick_compilation():
     """Compiles without XLA's costlier passes, except with HYPOTHESIS_PROFILE=thorough.
 
-    XLA's optimizations are tested by that profile, by real sizes, by parity and by
-    tests/functional.
+    This profile, tests with real sizes, parity tests and tests/functional cover XLA's
+    optimizations.
     """
     option = "jax_disable_most_optimizations"
     before = jax.config.read(option)
@@ -89,7 +89,8 @@ def quick_compilation():
 
 @pytest.fixture(scope="module")
 def small_blocks():
-    """Uses blocks of 5 queries, not 64, so that a sequence of twelve tokens has three blocks."""
+    """Uses blocks of 5 instead of 64 queries, so that a sequence of twelve tokens has three
+    blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "_SMALLEST_BLOCK", 5)
         yield

@@ -1,4 +1,4 @@
-"""Finds the commands of the pages: those of shell blocks, and those in a sentence."""
+"""Finds the commands in Markdown pages, both in shell blocks and in sentences."""
 
 import re
 import shlex
@@ -28,9 +28,10 @@ _NAMED = re.compile(r"\bjaxformer\s")
 
 
 def commands_of(page: str) -> set[Words]:
-    """Returns the words after `jaxformer` of each command of a page.
+    """Returns the words after `jaxformer` of each command on a page.
 
-    A name in a sentence, such as `jaxformer train`, is no command: it has no arguments.
+    A mere name in a sentence, such as `jaxformer train`, is not a command, because it has no
+    arguments.
 
     Args:
         page: The text of the page.
@@ -43,10 +44,11 @@ def commands_of(page: str) -> set[Words]:
 
 
 def commands_in(script: str) -> Iterator[Words]:
-    """Yields the words after `jaxformer` of each command of a shell script.
+    """Yields the words after `jaxformer` of each command in a shell script.
 
     Args:
-        script: The lines of a shell. If some begin with the prompt `$ `, the others are output.
+        script: The lines of a shell. If some lines begin with the prompt `$ `, the other lines are
+            output.
     """
     lines = re.sub(r"\\\n\s*(> )?", " ", script).splitlines()
     prompted = [line.strip()[2:] for line in lines if line.strip().startswith("$ ")]
@@ -56,7 +58,8 @@ def commands_in(script: str) -> Iterator[Words]:
 
 
 def _simple_commands(line: str) -> Iterator[list[str]]:
-    """Yields the words of each command between `;`, `&&`, `|`, parentheses and the like."""
+    """Yields the words of each command between separators such as `;`, `&&`, `|` and
+    parentheses."""
     lexer = shlex.shlex(
         _QUOTED_OR_COMMENT.sub(lambda found: found[1] or "", line),
         posix=True,
@@ -69,7 +72,7 @@ def _simple_commands(line: str) -> Iterator[list[str]]:
 
 
 def _arguments(simple: list[str]) -> Iterator[Words]:
-    """Yields the words after `jaxformer`, which may follow other programs or be quoted for them."""
+    """Yields the words after `jaxformer`, even after other programs or inside quotes."""
     for i, word in enumerate(simple):
         is_started = (
             i == 0 or simple[i - 1] == "-m" or simple[i + 1 : i + 2] in [[x] for x in VERBS]

@@ -1,17 +1,17 @@
-"""Chooses the cases of a test that are marked slow or rare.
+"""Marks the cases of a parametrized test as slow or rare.
 
-Rare cases vary what the quick and slow cases test, so `.ci/run` leaves them out.
+Rare cases are variations of the quick and slow cases, so `.ci/run` omits them.
 """
 
 import pytest
 
 
 def mostly_slow(cases, *quick, slow=()):
-    """Returns pytest parameters for all cases; those that are not `quick` are slow or rare.
+    """Returns pytest parameters for all cases. Cases outside `quick` are marked slow or rare.
 
-    Of the others, those in `slow` and the last one are slow, and the rest are rare.
+    The cases in `slow` and the last case are slow, and the remaining cases are rare.
     """
-    cases = list(cases)  # they may be an iterator
+    cases = list(cases)  # an iterator is consumed only once
     others = [case for case in cases if case not in quick]
     slow = [*slow, *others[-1:]]
     marks = [
@@ -22,7 +22,7 @@ def mostly_slow(cases, *quick, slow=()):
 
 
 def mostly_rare(cases, *slow):
-    """Returns pytest parameters for all cases of a slow test; all but `slow` are rare."""
+    """Returns pytest parameters for all cases of a slow test. Cases outside `slow` are rare."""
     return [_parameter(case, () if case in slow else pytest.mark.rare) for case in cases]
 
 

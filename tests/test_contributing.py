@@ -1,4 +1,4 @@
-"""Pages, scripts and comments name existing files; CONTRIBUTING.md's tables agree."""
+"""Files that pages, scripts and comments name exist, and CONTRIBUTING.md's tables agree."""
 
 import re
 import subprocess
@@ -13,13 +13,14 @@ from jaxformer.functional.layers.feedforward import ACTIVATIONS
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.gguf import ARCHITECTURES
 from jaxformer.models import kinds
-from jaxformer.models.builders.parts import norm_of
+from jaxformer.models.builders.parts import build_norm
 from jaxformer.models.config import KINDS, transformer
 from jaxformer.training.presets import RUNS, TRAININGS
 
 PROJECT = Path(__file__).parents[1]
 TEXT = (PROJECT / "CONTRIBUTING.md").read_text()
 PAGE = (PROJECT / "docs" / "checkpoints.md").read_text()
+EXPORT_PAGE = (PROJECT / "docs" / "export.md").read_text()
 
 
 def test_paths_and_names_in_contributing_exist():
@@ -36,7 +37,7 @@ def test_paths_and_names_in_contributing_exist():
             assert not files or name in text, (name, files)
 
 
-def test_every_file_that_a_file_names_exists():
+def test_every_file_path_mentioned_in_the_project_exists():
     """`.ci/newest` once named a test file that had been renamed, and pytest ran nothing."""
     listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True)
     if listed.returncode:
@@ -50,22 +51,22 @@ def test_every_file_that_a_file_names_exists():
     assert not missing
 
 
-def test_the_families_of_the_page_are_those_of_the_code():
+def test_model_families_listed_in_docs_match_the_code():
     rows = re.findall(r"^\| [^|]*\((`[^|]*`)\) \|", PAGE, re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
     assert sorted(named) == sorted({"model_type", *FAMILIES})  # model_type is in the heading
 
 
-def test_the_gguf_architectures_of_the_page_are_those_of_the_code():
-    line = re.search(r"jaxformer\[gguf\]\"`; (.*?);", PAGE, re.DOTALL)[1]
+def test_gguf_architectures_listed_in_docs_match_the_code():
+    line = re.search(r"\*\*Models\*\*: (.*?)\.\n", EXPORT_PAGE)[1]
     said = re.sub(r"\W+", "", line.replace("2 and 3", "2 Qwen3").replace(" and ", " ")).lower()
     assert said == "".join(ARCHITECTURES)
 
 
-def test_the_tables_of_the_recipes_have_the_same_names():
+def test_every_activation_every_norm_and_every_model_name_is_implemented():
     assert get_args(transformer.Activation) == ACTIVATIONS
     for norm in get_args(transformer.Norm):
-        value = norm_of(jf.DecoderConfig(norm=norm).resolved)
+        value = build_norm(jf.DecoderConfig(norm=norm).resolved)
         assert value is None or value(value.init(2), jnp.ones((1, 2))).shape == (1, 2)
     configs = set(KINDS.values())
     assert configs == set(kinds.MODELS)

@@ -1,4 +1,4 @@
-"""The pages show the output of their code, and their links and pictures exist."""
+"""Pages show the actual output of their code, and their links and pictures exist."""
 
 import importlib.util
 import inspect
@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[1] / "docs"
 
 
 def script(name):
-    """Imports one of the scripts in docs/ as a module."""
+    """Imports a script from docs/ as a module."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -28,7 +28,8 @@ PAGES = [path.name for path in sorted(FOLDER.glob("*.md"))]
 
 @pytest.fixture
 def dedented_docstrings(monkeypatch):
-    """Cleans docstrings of the package as Python 3.13 stores them: no page may depend on that."""
+    """Cleans the package's docstrings as Python 3.13 does, so that no page depends on the
+    version."""
     for name, module in list(sys.modules.items()):
         if name.startswith("jaxformer."):
             for value in vars(module).values():
@@ -38,8 +39,8 @@ def dedented_docstrings(monkeypatch):
 
 @pytest.fixture
 def without_tokamax(monkeypatch):
-    """Runs the pages as if tokamax were not installed, as their output says."""
-    monkeypatch.setattr(tokamax, "missing", lambda: f"it is not installed ({tokamax.INSTALL})")
+    """Runs the pages as if tokamax were not installed, because their output assumes so."""
+    monkeypatch.setattr(tokamax, "missing", lambda: f"tokamax is not installed ({tokamax.INSTALL})")
 
 
 @pytest.mark.usefixtures("dedented_docstrings", "quick_compilation", "without_tokamax")
@@ -47,13 +48,13 @@ def without_tokamax(monkeypatch):
     "name",
     [pytest.param(x, marks=() if x == "lecture-10.md" else pytest.mark.slow) for x in PAGES],
 )
-def test_a_page_shows_the_output_of_its_code(name):
+def test_docs_page_shows_the_output_of_its_code(name):
     page = FOLDER / name
     assert script("run").refreshed(page) == page.read_text()
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_and_paths_of_a_page_exist(name):
+def test_links_and_paths_and_tests_named_on_a_docs_page_exist(name):
     text = (FOLDER / name).read_text()
     links = re.findall(r"\]\(([^)#:]+)\)", text)
     named = re.findall(r"`((?:tests|experiments|docs|functional|training)/[\w/.]+)[`:]", text)
@@ -67,8 +68,8 @@ def test_links_and_paths_of_a_page_exist(name):
         assert f"def {test}(" in (FOLDER.parent / path).read_text(), test
 
 
-def test_a_slider_has_a_label_and_a_spoken_value():
-    """A screen reader would otherwise read the slider's index into its table of values."""
+def test_slider_on_docs_page_has_a_label_and_a_spoken_value():
+    """Otherwise a screen reader would read the slider's index into its table of values."""
     for page in FOLDER.glob("*.html"):
         text = page.read_text()
         sliders = re.findall(r'<input id="(\w+)" type="range">', text)
@@ -79,7 +80,7 @@ def test_a_slider_has_a_label_and_a_spoken_value():
 
 
 @pytest.mark.slow
-def test_the_sliders_show_layer_norm():
+def test_values_on_the_layer_norm_slider_page_equal_layer_norm():
     """The committed values equal γ (x − μ) / √(σ² + ε) + β and the output of the script."""
     lesson = script("layer_norm_page")
     assert f'src="{lesson.VALUES.name}"' in (FOLDER / "layer-norm-sliders.html").read_text()
@@ -94,7 +95,7 @@ def test_the_sliders_show_layer_norm():
     np.testing.assert_allclose(made["outputs"], shown["outputs"], atol=6e-4)
 
 
-def test_the_list_of_pages_is_complete():
+def test_docs_readme_lists_every_docs_page():
     """The sidebar of the site shows the pages of this list."""
     listed = re.findall(r"^- \[.+?\]\((.+?)\)", (FOLDER / "README.md").read_text(), re.MULTILINE)
     assert sorted(("README.md", *listed)) == PAGES

@@ -1,4 +1,4 @@
-"""Records of experiments are complete, and the figures of the pages are those of the records."""
+"""Records of experiments are complete, and the figures on the pages come from the records."""
 
 import json
 import math
@@ -18,7 +18,7 @@ CIRCUMSTANCES = {"command", "date", "commit", "processor", "cores", "python", "v
 
 @cache
 def figures(name: str):
-    """Returns the figures of a record, lists of sizes as a dictionary by size."""
+    """Returns the figures of a record, with lists of sizes as a dictionary by size."""
     path = ROOT / "experiments" / "results" / f"{name}.json"
     found = json.loads(path.read_text())["figures"]
     by_size = isinstance(found, list) and "size" in found[0]
@@ -27,12 +27,12 @@ def figures(name: str):
 
 @cache
 def text(page: str) -> str:
-    """Returns the words of a page with single spaces."""
+    """Returns the words of a page, separated by single spaces."""
     return " ".join((ROOT / page).read_text().split())
 
 
 def ratios(record: str, *keys) -> str:
-    """Returns the cells of a line of the table of speeds: torch eager and torch.compile."""
+    """Returns the cells of a row in the table of speeds: torch eager and torch.compile."""
     found = figures(record)
     for key in keys:
         found = found[key]
@@ -47,8 +47,9 @@ def minutes(seconds: float) -> str:
 def _default_run() -> str:
     run = figures("stdlib-cpu")
     return (
-        f"the training took {minutes(run['seconds'])}. It reached {run['bits_per_byte']:.3f} bits "
-        f"per byte of held-out text; `gzip -9` needs {run['gzip']:.3f} and `xz -9e` {run['xz']:.3f}"
+        f"the training took {minutes(run['seconds'])}. The model reached "
+        f"{run['bits_per_byte']:.3f} bits per byte of held-out text. `gzip -9` needs "
+        f"{run['gzip']:.3f} bits per byte and `xz -9e` needs {run['xz']:.3f}"
     )
 
 
@@ -66,17 +67,16 @@ def _range_of_speeds() -> str:
         if name in x
     ]
     return (
-        f"training is {min(training):.2f} to {max(training):.2f} times and decoding "
-        f"{min(decoding):.2f} to {max(decoding):.2f} times as fast"
+        f"| AMD EPYC, float32 | {min(training):.2f} to {max(training):.2f} "
+        f"| {min(decoding):.2f} to {max(decoding):.2f} |"
     )
 
 
 def _bfloat16() -> str:
     found = figures("bfloat16-cpu")
-    one, other = (found[name] for name in ("bfloat16", "float32"))
     return (
-        f"takes {one['seconds']:.2f} s in bfloat16 and {other['seconds']:.2f} s in float32: "
-        f"bfloat16 is {other['ratio']:.2f} times as fast"
+        f"| 10.8 M parameters | {found['float32']['seconds']:.2f} s | "
+        f"{found['bfloat16']['seconds']:.2f} s | {found['float32']['ratio']:.2f} |"
     )
 
 
@@ -86,10 +86,10 @@ def _losses() -> str:
         for name in ("cpu", "small-cpu")
     )
     return (
-        f"by at most {large['bfloat16']:.1%}. For scale: rounding only the initial weights to "
-        "bfloat16 and then training in float32 changes the losses by up to "
-        f"{large['float32, weights rounded once']:.1%}. With 0.8 M parameters bfloat16 changes "
-        f"them by at most {small['bfloat16']:.2%}"
+        f"| 10.8 M | bfloat16 activations | {large['bfloat16']:.1%} | `bfloat16-cpu` | "
+        "| 10.8 M | float32, with initial weights rounded once to bfloat16 | "
+        f"{large['float32, weights rounded once']:.1%} | `bfloat16-cpu` | "
+        f"| 0.8 M | bfloat16 activations | {small['bfloat16']:.2%} | `bfloat16-small-cpu` |"
     )
 
 
@@ -98,28 +98,46 @@ def _products() -> str:
     weights, attention = sums["with weights"], sums["of attention"]
     whole = figures("train-xeon-cpu")["10.8m"]["torch.compile"]["seconds"]
     return (
-        f"{weights['XLA']:.2f} s in XLA and {weights['torch']:.2f} s in torch, which calls MKL. "
-        f"The products of attention take {attention['XLA']:.2f} s and {attention['torch']:.2f} s "
-        f"(record `products-cpu`). A whole step of `torch.compile` takes {whole:.2f} s"
+        f"| all products with weights | {weights['XLA']:.2f} s | {weights['torch']:.2f} s | "
+        f"| all products of attention | {attention['XLA']:.2f} s | {attention['torch']:.2f} s | "
+        f"| a whole training step with `torch.compile` | | {whole:.2f} s |"
     )
 
 
 def _attention_memory() -> str:
-    used = [round(x["megabytes above those before"]) for x in figures("attention-memory-cpu")]
-    return "took {}, {} and {} MB beside its inputs".format(*used)
+    return " ".join(
+        f"| {x['length']:,} | {x['megabytes above those before']:.0f} MB | "
+        f"{x['scores of the whole sequence would be']:,.0f} MB |"
+        for x in figures("attention-memory-cpu")
+    )
 
 
 def _sources() -> str:
-    long, short = (figures("translate-sources-cpu")[f"small {n}"] for n in (256, 16))
-    return (
-        f"of 256 tokens takes {long['milliseconds_to_read']:.0f} ms; each further token of all 32 "
-        f"translations takes {long['a_token']:.1f} ms ({short['a_token']:.1f} ms for sources of 16"
+    found = {length: figures("translate-sources-cpu")[f"small {length}"] for length in (16, 256)}
+    return " ".join(
+        f"| {length} | {x['milliseconds_to_read']:.0f} ms | {x['a_token']:.1f} ms |"
+        for length, x in found.items()
     )
 
 
 def _survival() -> str:
     found = figures("survival-cpu")
     return f"was killed {found['kills']} times, {found['during a save']} of them while it wrote"
+
+
+def _flax_classes() -> str:
+    cases = figures("flax-classes-cpu")["cases"]
+    alike = {name: x["difference"] for name, x in cases.items() if name != "mistral with a window"}
+    window = cases["mistral with a window"]
+    assert window["difference_of_wider_window"] < 1e-5 < window["difference"]
+    without_t5 = max(x for name, x in alike.items() if not name.startswith(("t5", "mt5")))
+    return (
+        f"differ by {max(alike.values()):.1e} at most, and by {without_t5:.1e} without T5 and mT5"
+    )
+
+
+def _number_of_flax_models() -> str:
+    return f"compares {len(figures('flax-classes-cpu')['cases'])} tiny models"
 
 
 def _memory_of_loading() -> str:
@@ -153,31 +171,23 @@ def _large_text() -> str:
 
 def _speeds_of_kinds() -> str:
     found = {name: x["decoding_tokens_per_second"] for name, x in figures("zoo-cpu").items()}
-    ends = {name: (round(min(x.values())), round(max(x.values()))) for name, x in found.items()}
-    first, last = (round(found["Transformer"][at]) for at in ("32", "3968"))
-    (r, rr), (s, ss), (c, cc) = (ends[name] for name in ("RNN", "LSTM", "causal CNN"))
-    return (
-        f"({r:,} to {rr:,} and {s:,} to {ss:,} tokens per second), and so does the CNN ({c:,} to "
-        f"{cc:,}). The Transformer slows down as the past grows: {first:,} tokens per second at "
-        f"position 32, {last:,} at position 3,968"
-    )
-
-
-def _losses_of_kinds() -> str:
     names = ("LSTM", "RNN", "causal CNN", "Transformer")
-    losses = [figures("zoo-cpu")[name]["curve"][-1][-1] for name in names]
-    return "({:.2f} nats per token; RNN {:.2f}, CNN {:.2f}, Transformer {:.2f})".format(*losses)
+    return " ".join(
+        f"| {name} | {figures('zoo-cpu')[name]['curve'][-1][-1]:.2f} | "
+        f"{found[name]['32']:,.0f} | {found[name]['3968']:,.0f} | "
+        f"{min(found[name].values()):,.0f} to {max(found[name].values()):,.0f} |"
+        for name in names
+    )
 
 
 def _phrases() -> str:
-    found = figures("translate-phrases-cpu")
-    exact = [found[name]["exact"] for name in ("transformer", "attention-lstm")]
-    one, two, three, _ = found["lstm"]["exact_by_phrases"].values()
-    return (
-        f"translates {exact[0]:.1%} of them exactly, the LSTM with attention {exact[1]:.1%}. - The "
-        "LSTM without attention carries the whole source in one state of fixed size. It translates "
-        f"{one:.0%} of single phrases, {two:.0%} of two phrases, {three:.0%} of three"
-    )
+    models = {"Transformer": "transformer", "LSTM with attention": "attention-lstm", "LSTM": "lstm"}
+    lines = []
+    for shown, name in models.items():
+        x = figures("translate-phrases-cpu")[name]
+        cells = " | ".join(f"{share:.1%}" for share in x["exact_by_phrases"].values())
+        lines.append(f"| {shown} | {x['exact']:.1%} | {cells} |")
+    return " ".join(lines)
 
 
 def _captions() -> str:
@@ -208,8 +218,8 @@ def _transposition() -> str:
 def _loop_of_integers() -> str:
     found = figures("hazards-cpu")["loop"]
     return (
-        f"take {found['without the barrier']:.1f} ms per step this way, and "
-        f"{found['with the barrier']:.1f} ms with integers"
+        f"take {found['without the barrier']:.1f} ms per step with the float32 copy, and "
+        f"{found['with the barrier']:.1f} ms with int8 weights"
     )
 
 
@@ -225,41 +235,29 @@ def _one_arena() -> str:
 
 def _this_machine() -> str:
     found = json.loads((ROOT / "experiments" / "results" / "bench-cpu.json").read_text())["figures"]
-    of = {(x["part"], x["name"]): x for x in found["output"]["measurements"]}
-    product = {key: x["shares"].get("matrix product", 0.0) for key, x in of.items()}
-    small, large = (
-        ("training step", x) for x in ("10.8M, 8 × 256 tokens", "gpt2-124m, 1 × 256 tokens")
-    )
-    one = of["decoding", "gpt2-124m, batch 1"]
-    short, long = (
-        ("attention", x) for x in ("16 × 256 tokens, forward", "4 × 1,024 tokens, forward")
-    )
-    return (
-        f"ran at {product[small]:.0%} of the speed of the matrix product, those of GPT-2 124M (one "
-        f"row of 256 tokens) at {product[large]:.0%}. GPT-2 124M decoded "
-        f"{one['tokens_per_second']:.1f} tokens/s at batch size 1, at "
-        f"{one['shares']['memory']:.0%} of the measured bandwidth of the memory. Attention alone "
-        "is far below the roof: at "
-        f"{product[short]:.0%} of the matrix product with 256 tokens, and at {product[long]:.0%} "
-        "with 1,024"
-    )
+    lines = []
+    for x in found["output"]["measurements"]:
+        shown = f"{x['part']}, {x['name']}".replace("gpt2-124m", "GPT-2 124M")
+        if x["part"] == "decoding":
+            share = f"{x['shares']['memory']:.0%} of the memory bandwidth"
+        elif x["part"] in ("training step", "attention") and "4,096" not in shown:
+            share = f"{x['shares']['matrix product']:.0%} of the peak FLOP/s"
+        else:
+            continue
+        pace = f" {x['tokens_per_second']:,.1f} " if x["tokens_per_second"] else " "
+        lines.append(f"| {shown} |{pace}| {share} |")
+    return " ".join(lines)
 
 
 def _half_built() -> str:
     found = figures("build-up-cpu")["taken away"]
     bits = {name: sum(losses) / len(losses) / math.log(2) for name, losses in found.items()}
-    rise = {name[2:]: x - bits["finished"] for name, x in bits.items()}
-    least = max(abs(rise[name]) for name in ("several heads", "positions", "one activation"))
-    return (
-        f"Without the residual the loss rises by {rise['residual']:.2f} bits per byte: the model "
-        "learns little more than how frequent each byte is. Without the norm it rises by "
-        f"{rise['norm']:.2f}. - Removing several heads, positions or the single activation changes "
-        f"it by at most {least:.2f}. - Without scaling by √d, with heads of 16 features, it falls "
-        f"by {-rise['scaling by √d']:.2f}"
-    )
+    rise = {name[2:]: x - bits["finished"] for name, x in bits.items() if name != "finished"}
+    order = ("residual", "norm", "several heads", "positions", "one activation", "scaling by √d")
+    return " ".join(f"| {name} | {rise[name]:+.2f} |" for name in order).replace("-", "−")
 
 
-SPEEDS = {  # a line of the table of speeds, and where its figures are
+SPEEDS = {  # a row in the table of speeds, and the source of its figures
     "GPT-2, training step, 0.8 M parameters, 12 × 64 tokens | AMD EPYC": ("train-cpu", "0.8m"),
     "GPT-2, training step, 10.8 M, 16 × 256 tokens | AMD EPYC": ("train-cpu", "10.8m"),
     "GPT-2, training step, 124 M, 2 × 256 tokens | AMD EPYC": ("train-cpu", "124m/256"),
@@ -278,13 +276,26 @@ SPEEDS = {  # a line of the table of speeds, and where its figures are
 }
 
 
-def _many_rows() -> str:
-    found = {(x["call"], x["rows"], x["at_once"]): x["mb"] for x in figures("rows-cpu")}
+def _many_sequences() -> str:
+    found = {
+        (x["call"], x["num_sequences"], x["at_once"]): x["mb"] for x in figures("sequences-cpu")
+    }
     return "".join(
         f"| `{call}` | {found[call, 500, True]:,.0f} | {found[call, 500, False]:,.0f} | "
         f"{found[call, 5000, False]:,.0f} | "
         for call in ("generate", "beam_search", "score", "fill")
     ).strip()
+
+
+def _integers() -> str:
+    found = figures("int8-cpu")
+    same = [x["same_argmax"] for x in found]
+    times = [x["jaxformer, int8"]["ratio"] for x in figures("decode-cpu")]
+    return (
+        f"| bytes of the parameters | {found[0]['bytes']:.2f} | | positions with the same most "
+        f"likely token | {min(same):.0%} to {max(same):.0%} | | time per token, batch size 1 | "
+        f"{times[0]:.2f} | | time per token, batch size 8 | {times[1]:.2f} |"
+    )
 
 
 def _bugs() -> str:
@@ -305,15 +316,16 @@ def _range_of_speeds_in_bfloat16() -> str:
         for size in figures("train-bfloat16-cpu").values()
         for name in ("torch eager", "torch.compile")
     ]
-    return f"In bfloat16, training is {min(found):.2f} to {max(found):.2f} times as fast"
+    return f"bfloat16 (torch with autocast) | {min(found):.2f} to {max(found):.2f} |"
 
 
 def _speed_on_the_xeon() -> str:
-    ratio = figures("train-xeon-cpu")["10.8m"]["torch.compile"]["ratio"]
-    return f"On an Intel Xeon, training is slower: {ratio:.2f} of `torch.compile`"
+    size = figures("train-xeon-cpu")["10.8m"]
+    found = [size[name]["ratio"] for name in ("torch eager", "torch.compile")]
+    return f"Intel Xeon, float32, one model | {min(found):.2f} to {max(found):.2f} |"
 
 
-SENTENCES = {  # what a page says, from the record or the code
+SENTENCES = {  # a sentence of a page, computed from the record or the code
     "default run": ("README.md", _default_run),
     "range of speeds": ("README.md", _range_of_speeds),
     "number of bugs": ("README.md", _bugs),
@@ -325,12 +337,12 @@ SENTENCES = {  # what a page says, from the record or the code
     "products": ("docs/results.md", _products),
     "memory of attention": ("docs/results.md", _attention_memory),
     "sources": ("docs/results.md", _sources),
-    "many rows": ("docs/results.md", _many_rows),
+    "many sequences": ("docs/results.md", _many_sequences),
+    "int8": ("docs/troubleshooting.md", _integers),
     "memory of loading": ("docs/checkpoints.md", _memory_of_loading),
     "cost of taint": ("docs/certificates.md", _cost_of_taint),
     "large text": ("docs/training.md", _large_text),
-    "decoding speed of each kind": ("docs/results.md", _speeds_of_kinds),
-    "losses of each kind": ("docs/results.md", _losses_of_kinds),
+    "loss and decoding speed of each kind": ("docs/results.md", _speeds_of_kinds),
     "translated phrases": ("docs/results.md", _phrases),
     "translated captions": ("docs/results.md", _captions),
     "products of bfloat16": ("docs/hazards.md", _products_of_bfloat16),
@@ -341,11 +353,13 @@ SENTENCES = {  # what a page says, from the record or the code
     "this machine": ("docs/results.md", _this_machine),
     "half-built decoder": ("docs/results.md", _half_built),
     "survival": ("docs/training.md", _survival),
+    "Flax classes": ("docs/from-flax-transformers.md", _flax_classes),
+    "number of Flax models": ("docs/from-flax-transformers.md", _number_of_flax_models),
 }
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_record_names_its_command_commit_and_machine(path):
+def test_each_experiment_record_names_its_command_and_commit_and_machine(path):
     record = json.loads(path.read_text())
     missing = CIRCUMSTANCES - record.keys()
     assert not missing
@@ -353,13 +367,13 @@ def test_record_names_its_command_commit_and_machine(path):
 
 
 @pytest.mark.parametrize("line", SPEEDS)
-def test_table_of_speeds_has_the_figures_of_the_records(line):
+def test_table_of_speeds_in_results_matches_the_records(line):
     record, *keys = SPEEDS[line]
     assert f"| {line} | {ratios(record, *keys)} | `{record}` |" in text("docs/results.md")
 
 
 @pytest.mark.parametrize("name", ["v5e", "v6e", "h100-dense", "h100-packed", "h100-tokamax"])
-def test_table_of_compiled_steps_has_the_figures_of_the_records(name):
+def test_docs_table_of_compiled_attention_matches_the_records(name):
     steps = figures(f"compiled-attention-{name}")["steps"]
     fused, blockwise = ([x for x in steps if x["attention"] == y] for y in ("fused", "blockwise"))
     assert fused
@@ -370,11 +384,11 @@ def test_table_of_compiled_steps_has_the_figures_of_the_records(name):
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_sentence_has_the_figures_of_its_record(name):
+def test_docs_sentences_with_measurements_match_their_records(name):
     page, said = SENTENCES[name]
     assert said().lower() in text(page).lower()
 
 
-def test_every_record_that_the_results_name_exists():
+def test_every_experiment_record_named_in_docs_results_exists():
     names = set(re.findall(r"(?:record )?`([a-z0-9-]+-cpu)`", text("docs/results.md")))
     assert names and not names - {path.stem for path in RECORDS}

@@ -1,4 +1,4 @@
-"""`page_commands` finds every command of a page, however the page writes it."""
+"""`page_commands` finds every command on a page, in any notation."""
 
 import shlex
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.page_commands import PAGES, commands_in, commands_of
 
-SCRIPTS = {  # a shell script, and the words after each `jaxformer` that it starts
+SCRIPTS = {  # a shell script, and the words after each `jaxformer` in it
     "jaxformer train my.txt": ["train my.txt"],
     "$ jaxformer verify runs/x\nlayer 1: the model's jaxformer train": ["verify runs/x"],
     "python -m jaxformer train --steps 3": ["train --steps 3"],
@@ -37,11 +37,11 @@ SCRIPTS = {  # a shell script, and the words after each `jaxformer` that it star
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_command_of_a_script_is_found(script):
+def test_jaxformer_commands_are_extracted_from_any_shell_notation(script):
     assert list(commands_in(script)) == [tuple(shlex.split(words)) for words in SCRIPTS[script]]
 
 
-def test_shell_blocks_and_sentences_of_a_page_are_read():
+def test_jaxformer_commands_are_extracted_from_code_blocks_and_sentences():
     """Python blocks and names of verbs are not commands."""
     page = """
 Use `jaxformer train`, or `jaxformer train my.txt
@@ -68,6 +68,6 @@ jaxformer compare a b
     assert commands_of(page) == {tuple(words.split()) for words in expected}
 
 
-def test_all_folders_with_pages_are_read():
+def test_commands_are_found_in_the_folders_docs_experiments_and_tests():
     folders = {page.parent.name for page in PAGES}
     assert {"docs", "experiments", "tests"} < folders

@@ -1,6 +1,6 @@
-"""A command of a page builds the model that the page shows in Python, in words or in a table.
+"""A command on a page builds the model that the page describes in Python, words or a table.
 
-Each command that builds a model has a row in `STATED` or, with a reason, in `UNSTATED`.
+Each command that builds a model has an entry in `STATED` or, with a reason, in `UNSTATED`.
 """
 
 import ast
@@ -19,7 +19,7 @@ import jaxformer as jf
 from jaxformer.cli import doctor, train
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.flags import field_values
-from jaxformer.models.mesh import AXES
+from jaxformer.models.sharding.parameters import AXES
 from tests.page_commands import PAGES as PATHS
 from tests.page_commands import ROOT, Words, commands_of
 
@@ -27,7 +27,7 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
 
 
 def built_by(words: Words, patch) -> dict[str, Any]:
-    """Returns the fields of the model and of the run of a command, which does not run."""
+    """Returns the model and run fields of a command, without running the command."""
     if words[0] == "train":
         seen = []
         patch.setattr(
@@ -37,9 +37,9 @@ def built_by(words: Words, patch) -> dict[str, Any]:
         model = seen[0].training.model.resolved
         return {**field_values(seen[0].training), **vars(model), "parameters": millions(model)}
     arguments = parse(doctor.DoctorArguments, "doctor", list(words[1:]))
-    config, target, mesh, rows, length = doctor._requested(arguments.preset, arguments)
+    config, target, mesh, batch_size, length = doctor._requested(arguments.preset, arguments)
     scans = arguments.execution.scans(config.num_layers, few_tokens=arguments.decode)
-    run = {"target": str(target), "mesh": asdict(mesh), "rows": rows, "length": length}
+    run = {"target": str(target), "mesh": asdict(mesh), "batch_size": batch_size, "length": length}
     run |= {"layers": "scan" if scans else "unrolled", "remat": arguments.execution.remat}
     return {**vars(config.resolved), **run, "preset": arguments.preset}
 
@@ -49,7 +49,7 @@ def millions(model) -> str:
 
 
 def assigned(page: str, name: str) -> dict[str, Any]:
-    """Returns the fields of the config that a page's Python assigns to a name."""
+    """Returns the config fields that a page's Python code assigns to a name."""
     tree = ast.parse("\n".join(re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)))
     imports = [x for x in tree.body if isinstance(x, ast.Import | ast.ImportFrom)]
     values = [
@@ -61,7 +61,7 @@ def assigned(page: str, name: str) -> dict[str, Any]:
 
 
 def trained_in_python(page: str, patch) -> dict[str, Any]:
-    """Returns the fields of the run that the first Python block of a page starts."""
+    """Returns the fields of the run that a page's first Python block starts."""
     block = re.search(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
     assert block is not None
     started = []
@@ -72,13 +72,13 @@ def trained_in_python(page: str, patch) -> dict[str, Any]:
 
 
 def recorded(name: str, preset: str, **mesh: int) -> dict[str, Any]:
-    """Returns the settings of one line of a record, whose figures a page shows."""
+    """Returns the settings in one line of a record, whose figures a page shows."""
     record = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text())
-    every = dict.fromkeys(AXES, 1)  # a record from before an axis existed does not name it
+    every = dict.fromkeys(AXES, 1)  # a record from before an axis existed lacks the axis
     [line] = [
         x for x in record["figures"] if x["preset"] == preset and every | x["mesh"] == every | mesh
     ]
-    names = ("preset", "target", "rows", "length", "dtype", "layers", "remat")
+    names = ("preset", "target", "batch_size", "length", "dtype", "layers", "remat")
     return {**{name: line[name] for name in names}, "mesh": every | mesh}
 
 
@@ -89,11 +89,11 @@ def in_words(page: str, **said: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stated:
-    """What a page states of the model of a command.
+    """What a page says about the model of a command.
 
     Attributes:
-        fields: computes the stated values by the names of fields, from a monkeypatch.
-        differs: {a field with another value in the command: the words of the page that say so}.
+        fields: Computes the stated values by field name, with a monkeypatch.
+        differs: Fields whose value differs in the command, and the words of the page that say so.
     """
 
     fields: Callable[[Any], dict[str, Any]]
@@ -108,6 +108,9 @@ STATED = {
         "train --preset tiny --vocab-size 257 --num-layers 4 --num-heads 1 --no-residual "
         "--norm none --output-activation --attention-scale 1 --steps 300 --out runs/half-built",
     ): Stated(lambda _: assigned("docs/lecture-10.md", "half_built")),
+    ("docs/train-on-your-text.md", "train my.txt --preset tiny --out runs/tide"): Stated(
+        lambda patch: trained_in_python("docs/train-on-your-text.md", patch)
+    ),
     (
         "docs/training.md",
         "train --model encoder-decoder --preset tiny --source sums.tsv --out sums "
@@ -115,14 +118,15 @@ STATED = {
     ): Stated(lambda patch: trained_in_python("docs/training.md", patch)),
     (
         MESHES,
-        "doctor --preset gpt2-1.5b --mesh fsdp=8 --target gpu:h100:8 --layers scan --remat dots",
+        "doctor --preset gpt2-1.5b --mesh fsdp=8 --target gpu:h100:8 --scan-layers scan "
+        "--remat dots",
     ): Stated(
         lambda _: recorded("placements-h100", "gpt2-1.5b", fsdp=8) | assigned(MESHES, "config")
     ),
     (
         MESHES,
         "doctor --preset llama-1.1b --mesh fsdp=4,tensor=4 --target tpu:v5e:4x4 "
-        "--layers scan --remat dots",
+        "--scan-layers scan --remat dots",
     ): Stated(lambda _: recorded("placements-v5e", "llama-1.1b", fsdp=4, tensor=4)),
     (
         MESHES,
@@ -132,22 +136,28 @@ STATED = {
         lambda _: assigned(RUNS_WHERE, "config"),
         (("window", "every second layer has a window of 1,024 tokens"),),
     ),
-    (RUNS_WHERE, "doctor --preset gpt2-124m --target tpu:v5e:2x2 --layers scan"): Stated(
+    (RUNS_WHERE, "doctor --preset gpt2-124m --target tpu:v5e:2x2 --scan-layers scan"): Stated(
         lambda _: (
-            {"rows": 32, "length": 1024, "remat": "none", "dtype": "bfloat16"}
+            {"batch_size": 32, "length": 1024, "remat": "none", "dtype": "bfloat16"}
             | in_words(RUNS_WHERE, preset="gpt2-124m", target="tpu:v5e:2x2")
         )
     ),
 }
 UNSTATED = {  # the reason why there is nothing to compare
-    ("README.md", "train my.txt --embed-dim 384"): "the page shows no model of this width",
+    **dict.fromkeys(
+        [
+            (page, "train my.txt --embed-dim 384")
+            for page in ("README.md", "docs/train-on-your-text.md")
+        ],
+        "the page shows no model of this width",
+    ),
     (
         "README.md",
         "train --model encoder-decoder --source train.en --target train.de",
     ): "the page shows no model of this kind",
     **{
         (
-            "docs/training.md",
+            "docs/meshes.md",
             f"train my.txt --mesh fsdp=16 --out runs/shared --coordinator {more}",
         ): ("this part of the page is about processes, and shows no decoder of a run")
         for more in ("auto", "first-machine:8476 --num-processes 2 --process-id 0")
@@ -156,20 +166,22 @@ UNSTATED = {  # the reason why there is nothing to compare
 
 
 def builds_a_model(words: Words) -> bool:
-    """Returns whether a command trains or examines a model that its own words describe."""
-    is_new = not {"--resume", "--from", "--help", "--help-all"} & {*words}
+    """Returns whether a command trains or examines a model that the command's words describe."""
+    is_new = not {"--resume", "--init-from", "--help", "--help-all"} & {*words}
     return is_new and (words[0] == "train" or (words[0] == "doctor" and "--preset" in words))
 
 
-def test_every_command_that_builds_a_model_has_a_row():
+def test_lists_of_this_file_contain_every_docs_command_that_builds_a_model():
     found = {(page, x) for page, text in PAGES.items() for x in commands_of(text)}
-    rows = {(page, tuple(shlex.split(command))) for page, command in (*STATED, *UNSTATED)}
-    assert {(page, words) for page, words in found if builds_a_model(words)} == rows
+    commands = {(page, tuple(shlex.split(command))) for page, command in (*STATED, *UNSTATED)}
+    assert {(page, words) for page, words in found if builds_a_model(words)} == commands
 
 
 @pytest.mark.parametrize(("page", "command"), STATED)
-def test_a_command_builds_the_model_that_its_page_states(page, command, monkeypatch, tmp_path):
-    """Each stated field is equal, except those of which the page says that they differ."""
+def test_command_on_docs_page_builds_the_model_that_the_page_describes(
+    page, command, monkeypatch, tmp_path
+):
+    """Each stated field is equal, except for the differences that the page mentions."""
     monkeypatch.chdir(tmp_path)
     row = STATED[page, command]
     stated = row.fields(monkeypatch)
@@ -179,7 +191,7 @@ def test_a_command_builds_the_model_that_its_page_states(page, command, monkeypa
     assert all(words in " ".join(PAGES[page].split()) for _, words in row.differs)
 
 
-def test_lecture_10_names_each_difference_of_the_decoder_in_its_picture(monkeypatch):
+def test_lecture_10_page_lists_differences_of_decoder_from_its_picture(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "experiments"))
     import build_up
 
@@ -191,5 +203,5 @@ def test_lecture_10_names_each_difference_of_the_decoder_in_its_picture(monkeypa
         sys.modules.pop(name, None)
     differs = {name: shown[name] for name in shown if shown[name] != lesson[name]}
     assert differs == {"vocab_size": 256, "activation": "relu", "positions": "none"}
-    words = "reads 256 tokens, has the activation ReLU and starts without positions"
+    words = "a vocabulary of 256 tokens, the activation ReLU, and at first no positions"
     assert words in " ".join(PAGES["docs/lecture-10.md"].split())

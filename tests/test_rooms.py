@@ -1,4 +1,4 @@
-"""Imports run one way between the rooms of the package."""
+"""Packages of jaxformer (rooms) import only from packages below them."""
 
 import ast
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "jaxformer"
-# Each room may import itself and the rooms that stand above it, but no room on its own line.
+# Each room may import itself and the rooms listed above it, but no room on its own line.
 ORDER = (
     "functional",
     "models",
@@ -21,7 +21,7 @@ RANK = {room: rank for rank, line in enumerate(ORDER) for room in line.split()}
 
 
 def imported_modules(path: Path) -> set[str]:
-    """Returns the modules and names that a module imports, also inside functions."""
+    """Returns the modules and names that a module imports, including imports in functions."""
     modules = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -32,24 +32,24 @@ def imported_modules(path: Path) -> set[str]:
 
 
 def imported_rooms(path: Path) -> set[str]:
-    """Returns the rooms that a module imports, including imports inside functions."""
+    """Returns the rooms that a module imports, including imports in functions."""
     parts = (x.split(".") for x in imported_modules(path) if x.startswith("jaxformer."))
     return {room for _, room, *_ in parts if room in RANK}
 
 
-def test_the_order_names_every_room():
+def test_package_import_order_includes_every_package():
     assert RANK.keys() == {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
 
 
 @pytest.mark.parametrize("room", RANK)
-def test_a_room_imports_only_the_rooms_before_it(room):
+def test_package_imports_only_from_packages_earlier_in_the_order(room):
     allowed = {room, *(other for other in RANK if RANK[other] < RANK[room])}
     for path in (PACKAGE / room).rglob("*.py"):
         assert imported_rooms(path) <= allowed, path.relative_to(PACKAGE)
 
 
-def test_one_module_imports_a_private_module_of_jax():
-    """`private_cudnn.py` says why. The tests and the experiments import none."""
+def test_only_one_module_imports_private_modules_of_jax():
+    """`private_cudnn.py` explains why. Tests and experiments import no private modules."""
     folders = (PACKAGE.parent / name for name in ("jaxformer", "tests", "experiments"))
     paths = (path for folder in folders for path in folder.rglob("*.py"))
     private = {path for path in paths if any(map(is_private, imported_modules(path)))}

@@ -1,6 +1,6 @@
-"""The documentation site: its sidebar, its reference, and the check of its links.
+"""The documentation site: its sidebar, its API reference, and the check of its links.
 
-`sphinx-build` (see docs/README.md) builds it and fails at a broken link.
+`sphinx-build` (see docs/README.md) builds the site and fails at a broken link.
 """
 
 import inspect
@@ -16,7 +16,7 @@ pytest.importorskip("sphinx", reason='needs pip install -e ".[docs]"')
 REFERENCE = script("reference")
 
 
-def test_each_public_name_has_one_entry_and_a_docstring():
+def test_api_reference_has_one_entry_for_each_public_name():
     entries = REFERENCE.entries()
     described = [REFERENCE.home_of(path) for paths in entries.values() for path in paths]
     assert len(described) == len(set(described))
@@ -26,18 +26,18 @@ def test_each_public_name_has_one_entry_and_a_docstring():
             assert REFERENCE.home_of(path) in described or path in entries, path
 
 
-def test_the_pages_are_the_public_subpackages():
+def test_site_has_a_reference_page_for_each_public_subpackage():
     public = {f"jaxformer.{name}" for name in jf.__all__ if inspect.ismodule(getattr(jf, name))}
     assert public | {"jaxformer", "jaxformer.models.config"} <= set(REFERENCE.pages())
 
 
-def test_pages_of_removed_subpackages_are_deleted(tmp_path):
+def test_site_deletes_reference_pages_of_removed_subpackages(tmp_path):
     (tmp_path / "jaxformer.removed.md").touch()
     REFERENCE.write_pages(tmp_path)
     assert sorted(path.stem for path in tmp_path.iterdir()) == sorted(REFERENCE.pages())
 
 
-def test_a_docstring_is_converted():
+def test_google_style_docstring_is_converted_to_restructured_text():
     lines = [
         "Computes x_<i of [*batch, dim] in *one* call of `f(*x)`:",
         "",
@@ -56,7 +56,7 @@ def test_a_docstring_is_converted():
     ]
 
 
-def test_signatures_show_shapes_and_no_arguments_of_flax():
+def test_documented_signatures_show_shapes_but_no_flax_arguments():
     def shortened(what, value):
         signature = inspect.signature(value)
         text = str(signature.replace(return_annotation=signature.empty))
@@ -70,7 +70,7 @@ def test_signatures_show_shapes_and_no_arguments_of_flax():
     assert "= Execution()" in decoder and "parent" not in decoder
 
 
-def test_the_check_of_the_site_finds_missing_and_remote_files(tmp_path):
+def test_site_link_check_finds_missing_files_and_remote_links(tmp_path):
     page = tmp_path / "page.html"
     page.write_text(
         '<a href="page.html#x"><a href="https://host/"><a href="#x"><img src="data:image/png,">'

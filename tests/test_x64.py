@@ -1,4 +1,4 @@
-"""With `jax_enable_x64`, which sets JAX's default dtypes to 64 bits, no result changes."""
+"""`jax_enable_x64`, which sets JAX's default dtypes to 64 bits, does not change any result."""
 
 import ast
 from functools import cache
@@ -29,7 +29,7 @@ from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 PACKAGE = Path(__file__).parents[1] / "jaxformer"
-# The functions whose default dtype depends on the flag, with the index of the argument `dtype`.
+# Functions whose default dtype depends on the flag, with the index of the argument `dtype`.
 OF_JNP = {"zeros": 1, "ones": 1, "empty": 1, "full": 2, "eye": 3, "arange": 3, "linspace": 5}
 OF_RANDOM = {"normal": 2, "uniform": 2, "gumbel": 2, "exponential": 2, "laplace": 2, "randint": 4}
 OF_RANDOM |= {"truncated_normal": 4}
@@ -38,7 +38,7 @@ GREEDY = jf.Sampler(temperature=0.0)
 
 
 def without_dtype(path):
-    """Returns the calls of a module that create an array and do not name its dtype."""
+    """Returns a module's calls that create an array without naming the dtype."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
@@ -49,19 +49,19 @@ def without_dtype(path):
         named = any(keyword.arg == "dtype" for keyword in node.keywords)
         if index is not None and not named and len(node.args) <= index:
             found.append(ast.unparse(node))
-        # The dtype of the draw is that of the probability: float64 for a Python number.
+        # The dtype of the draw is the probability's dtype: float64 for a Python number.
         if called == "jax.random.bernoulli" and "jnp.float32(" not in ast.unparse(node):
             found.append(ast.unparse(node))
     return found
 
 
-def test_every_new_array_names_its_dtype():
+def test_every_array_is_created_with_an_explicit_dtype():
     found = {path: without_dtype(path) for path in PACKAGE.rglob("*.py")}
     assert not {str(path.relative_to(PACKAGE)): calls for path, calls in found.items() if calls}
 
 
 def wide_dtypes(jaxpr):
-    """Returns the float64 values of a program, except weakly typed scalars."""
+    """Returns the float64 values in a program, except weakly typed scalars."""
     for equation in jaxpr.eqns:
         for value in equation.outvars:
             wide = getattr(value.aval, "dtype", None) in (np.float64, np.complex128)
@@ -75,7 +75,7 @@ def wide_dtypes(jaxpr):
 
 @cache
 def random_batch(model):
-    """Returns random inputs and targets, and sources for a model that reads them."""
+    """Returns random inputs and targets, and sources for a model that reads sources."""
     tokens = tiny.tokens(0, 2, tiny.LENGTH)
     read = tiny.read(model, tiny.sources(model, 0, 2))
     read = {name: np.asarray(x) for name, x in read.items()}
@@ -115,7 +115,7 @@ def train(name, lora=LoraConfig(), label_smoothing=0.0, **options):  # noqa: B00
     model, variables, _ = built(name)
     optimizer = optax.adamw(1e-2)
     batch = jax.tree.map(lambda x: x[None], random_batch(model))
-    averages = "average_decay" in options
+    averages = "ema_decay" in options
     base = jax.tree.map(jnp.copy, variables["params"]) if lora.lora_rank else None
     state = init_state(model, optimizer, 0, base, lora=lora, averages=averages)
     step, losses = make_step(model, optimizer, CrossEntropy(label_smoothing), **options), []
@@ -126,7 +126,7 @@ def train(name, lora=LoraConfig(), label_smoothing=0.0, **options):  # noqa: B00
 
 
 def decoded(function, name, **options):
-    """Decodes prompts that are lists, whose integers are int64 under the flag."""
+    """Decodes prompts given as lists, whose integers are int64 under the flag."""
     model, variables, sources = built(name)
     read = {} if sources is None else {"source": sources}
     return function(model, variables, [[1, 2], [3]], max_new_tokens=3, **options, **read).tokens
@@ -146,9 +146,9 @@ def saved(name, folder):
 
 
 def in_chunks():
-    rows = jax.random.normal(jax.random.key(0), (2, 4, 8), jnp.float32)
+    hidden = jax.random.normal(jax.random.key(0), (2, 4, 8), jnp.float32)
     kernel, targets = jnp.ones((8, 17), jnp.float32), jnp.asarray(tiny.tokens(0, 2, 4))
-    return jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))(rows, kernel, targets)
+    return jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))(hidden, kernel, targets)
 
 
 def proved():
@@ -160,11 +160,11 @@ def proved():
 PROGRAMS = {
     "initial weights": lambda path: init(tiny.build(**MODELS["lstm"]), jax.random.key(0)),
     "dropout": lambda path: dropout(jax.random.key(0), jnp.ones(99, jnp.float32), 0.3),
-    "hidden tokens": lambda path: mask_tokens(
+    "masked tokens": lambda path: mask_tokens(
         jax.random.key(0), jnp.asarray(tiny.tokens(0, 2, 40)), 12, 13
     ),
     "chunked loss": lambda path: in_chunks(),
-    "updates": lambda path: train("decoder", label_smoothing=0.1, average_decay=0.9),
+    "updates": lambda path: train("decoder", label_smoothing=0.1, ema_decay=0.9),
     "updates of an adapter": lambda path: train("llama", LoraConfig(lora_rank=2)),
     "updates of an encoder": lambda path: train("encoder", skip_non_finite=True),
     "updates of a translator": lambda path: train("encoder-decoder"),
@@ -186,11 +186,11 @@ PROGRAMS = {
 }
 
 
-QUICK = ("dropout", "hidden tokens", "chunked loss", "attribution")
+QUICK = ("dropout", "masked tokens", "chunked loss", "attribution")
 
 
 @pytest.mark.parametrize("name", mostly_slow(PROGRAMS, *QUICK, slow=PROGRAMS))
-def test_the_flag_changes_no_result(name, tmp_path):
+def test_library_results_do_not_change_under_enable_x64(name, tmp_path):
     plain = jax.device_get(PROGRAMS[name](tmp_path))
     with jax.enable_x64(True):
         wide = jax.device_get(PROGRAMS[name](tmp_path))
@@ -206,17 +206,17 @@ KEEPS = {name: ALL_MODELS[name] for name in ALL_MODELS if name != "encoder"} | W
 
 
 @pytest.mark.parametrize("name", mostly_slow(KEEPS, "ring and all tokens", slow=("recurrent",)))
-def test_a_pass_keeps_the_dtypes_of_the_cache(name):
-    """So that a loop of a user's own can carry a cache from its first token on."""
+def test_extending_a_cache_under_x64_creates_no_64_bit_arrays(name):
+    """A user's own loop can therefore carry a cache, starting with the first token."""
     model = tiny.build(**KEEPS[name])
     source = tiny.sources(model, 0, 2)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, 3)
-    segments = np.array([[1, 1, 1], [0, 1, 2]])
+    segment_ids = np.array([[1, 1, 1], [0, 1, 2]])
     with jax.enable_x64(True):
-        cache = jf.start(model, variables, 2, 200, source)
+        cache = jf.init_cache(model, variables, 2, 200, source)
         for keep_states in (False, True):
-            _, after = jf.advance(
-                model, variables, tokens, cache, segments, keep_states=keep_states
+            _, after = jf.extend(
+                model, variables, tokens, cache, segment_ids, keep_states=keep_states
             )
             assert {x.dtype.itemsize for x in jax.tree.leaves(after)} <= {2, 4}
             rewound = after.rewind([1, 0]) if keep_states else after

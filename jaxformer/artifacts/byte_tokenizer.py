@@ -1,9 +1,9 @@
 """A lossless byte-level BPE tokenizer.
 
-It encodes the UTF-8 bytes of a text, so there are no unknown characters and no normalization:
-``decode(encode(text)) == text`` for every string. A loaded tokenizer of another project may not
-guarantee that; `ByteTokenizer.why_lossy` then says why. The ``tokenizers`` library encodes and
-decodes, and the file on disk is its ``tokenizer.json``.
+Every string satisfies ``decode(encode(text)) == text``, because the tokens are sequences of UTF-8
+bytes and the text is not normalized. A tokenizer that another project trained may be lossy;
+`ByteTokenizer.why_lossy` then gives the reason. The ``tokenizers`` library encodes and decodes, and
+the tokenizer is stored as its ``tokenizer.json``.
 
 Reference: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.2.
 """
@@ -18,27 +18,31 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer, special_texts, steps_of
+from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
+from jaxformer.artifacts.tokenizer_files import read_settings_files
+from jaxformer.artifacts.tokenizer_parts import list_steps, special_texts
 
 END_OF_TEXT = "<|endoftext|>"
 MASK = "<|mask|>"
 
-# Names of the end of text in byte-level vocabularies of other projects, in order of preference.
+# Names of the end-of-text token in vocabularies of other projects. If a vocabulary contains several
+# of these names, the first one is used.
 _NAMES_OF_END_OF_TEXT = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 
-# Pair counting takes time quadratic in a word's length: one line of base64 would train for hours.
-# Longer words are split for training only; encoding is not affected.
+# Counting pairs takes time quadratic in the length of a word, so training on one line of base64
+# would take hours. Training therefore splits words into pieces of at most this length. Encoding
+# does not split words.
 _LONGEST_TRAINED_WORD = 64
 
-# The encoder holds some hundred bytes per token until the whole text is encoded, and distributes
-# whole texts over threads. So long texts are encoded in pieces.
+# Long texts are encoded in pieces. The `tokenizers` library needs some hundred bytes of memory per
+# token, and it encodes each text in a single thread.
 _PIECE_LENGTH = 1 << 18
 
-# Pre-tokenizers that divide a text and preserve all of it, unless `behavior` is "Removed".
-# UnicodeScripts is missing: tokenizers 0.23 loses the space that a text begins with.
+# These pre-tokenizers preserve every character, unless their `behavior` is "Removed".
+# UnicodeScripts is excluded, because tokenizers 0.23 drops a space at the start of a text.
 _DIVIDES = {"ByteLevel", "Digits", "FixedLength", "Punctuation", "Split"}
 
-# In GPT-2's pattern a word begins at each of these places, in any context.
+# In GPT-2's pattern, a word begins wherever one of these two expressions matches.
 _BETWEEN_WORDS = re.compile(r"(?<=\S)[ \n]")
 _WITHIN_WORDS = re.compile(
     r"(?<=[A-Za-z])[!-@\[-`{-~]|(?<=[0-9])[A-Za-z!-/:-@\[-`{-~]|(?<=[!-/:-@\[-`{-~])[0-9]"
@@ -50,14 +54,14 @@ class ByteTokenizer(Tokenizer):
     """Encodes text to token ids and decodes them, with byte-level BPE.
 
     Attributes:
-      vocab_size: One more than the largest id.
-      end_of_text: The id that stands before each document and ends the previous one. No text
-        encodes to it, not even a text that spells it out, whoever made the tokenizer, unless the
-        caller of `encode` allows special tokens.
-      stop_tokens: The ids each of which ends a text: `end_of_text` only.
-      special_ids: The ids that stand next to a text, or end one: `end_of_text` only.
-      why_lossy: None if ``decode(encode(text)) == text`` for every text, as for every tokenizer
-        from ``train``. Otherwise the part of a loaded tokenizer that may change a text.
+        vocab_size: One more than the largest id.
+        end_of_text: The id that separates documents. Even if a text spells the token out,
+            `encode` produces this id only if special tokens are allowed.
+        stop_tokens: The ids that end a text, always `(end_of_text,)`.
+        special_ids: The ids that may come before or after a text, always `(end_of_text,)`.
+        why_lossy: A description of the component that may change a text. None if
+            ``decode(encode(text)) == text`` holds for every text, as for every tokenizer from
+            ``train``.
     """
 
     why_lossy: str | None = None
@@ -67,7 +71,7 @@ class ByteTokenizer(Tokenizer):
         """Wraps a ``tokenizers.Tokenizer``.
 
         Raises:
-          ValueError: If it is not byte-level BPE, or has no end of text.
+            ValueError: The tokenizer is not byte-level BPE, or lacks an end-of-text token.
         """
         if not isinstance(backend.model, models.BPE):
             raise ValueError(f"tokenizer: its model is {type(backend.model).__name__}, not BPE")
@@ -77,18 +81,23 @@ class ByteTokenizer(Tokenizer):
             )
         ids = {x: n for x in _NAMES_OF_END_OF_TEXT if (n := backend.token_to_id(x)) is not None}
         if not ids:
-            raise ValueError(f"tokenizer: it has none of {', '.join(_NAMES_OF_END_OF_TEXT)}")
+            raise ValueError(
+                f"tokenizer: it has no end-of-text token ({' or '.join(_NAMES_OF_END_OF_TEXT)})"
+            )
         name, self.end_of_text = next(iter(ids.items()))
         self.stop_tokens = self.special_ids = (self.end_of_text,)
         if name not in special_texts(backend).values():
-            backend.add_special_tokens([name])  # not matched in texts, and decoded to nothing
+            # The library encodes a spelled-out special token as plain text, and decodes its id to
+            # "".
+            backend.add_special_tokens([name])
         super().__init__(backend)
         self._token_bytes = vocabulary_bytes(backend)
         self.vocab_size: int = len(self._token_bytes)
         self.text_ids = [token for token, text in enumerate(self._token_bytes) if text]
         self.mask_token: int | None = backend.token_to_id(MASK)
         self._spellings = spellings(backend, self.end_of_text)
-        self._may_be_cut = False  # until the pre-tokenizer has been checked below
+        # `_changed_text` must encode its texts without splitting them.
+        self._may_be_cut = False
         words = backend.get_vocab(with_added_tokens=False)
         lossy = lossy_part(self.parts, words, self._token_bytes)
         self.why_lossy = lossy or self._changed_text()
@@ -96,7 +105,9 @@ class ByteTokenizer(Tokenizer):
 
     def with_backend(self, backend: tokenizers.Tokenizer) -> ByteTokenizer:
         """Returns a tokenizer that encodes with `backend`."""
-        return type(self)(backend)
+        changed = type(self)(backend)
+        changed.settings_files = self.settings_files
+        return changed
 
     @classmethod
     def train(
@@ -107,20 +118,21 @@ class ByteTokenizer(Tokenizer):
         split_digits: bool = False,
         mask: bool = False,
     ) -> ByteTokenizer:
-        """Learns merges from ``texts``. Equal texts in equal order give an equal tokenizer.
+        """Trains a tokenizer on ``texts``; the result is deterministic.
 
-        Id 0 is the end of text, ids 1 to 256 are the bytes, and the merges follow in the order in
-        which they were learned, so ``vocab_size=257`` gives one token per byte. A pair that occurs
-        only once is not merged: a small corpus may give fewer than ``vocab_size`` tokens.
+        Id 0 is the end of text, ids 1 to 256 are the bytes, and the merged tokens follow in the
+        order of training. With ``vocab_size=257``, each byte of a text is one token. Only pairs
+        that occur at least twice are merged, so a small corpus may give fewer than ``vocab_size``
+        tokens.
 
         Args:
-          texts: The training texts.
-          vocab_size: Largest number of ids.
-          split_digits: Whether each digit is a token of its own.
-          mask: Whether the last id is a mask token, which stands for a hidden token.
+            texts: The training texts.
+            vocab_size: Maximum number of ids.
+            split_digits: Whether each digit is a separate token.
+            mask: Whether the last id is a mask token.
 
         Raises:
-          ValueError: If ``vocab_size`` is below 257, or below 258 with ``mask``.
+            ValueError: ``vocab_size`` is below 257, or below 258 with ``mask``.
         """
         least = NUM_BYTES + 1 + mask
         if vocab_size < least:
@@ -150,53 +162,59 @@ class ByteTokenizer(Tokenizer):
 
     @classmethod
     def load(cls, path: str | Path) -> ByteTokenizer:
-        """Reads a ``tokenizer.json``.
+        """Reads a ``tokenizer.json``, and the chat template in the same folder.
 
         Raises:
-          ValueError: If it cannot be read or is not byte-level BPE. The message names ``path``.
+            ValueError: The file cannot be read or is not byte-level BPE. The message names
+                ``path``.
         """
-        return cls._load(path)
+        tokenizer = cls._load(path)
+        tokenizer.settings_files = read_settings_files(Path(path).parent)
+        return tokenizer
 
     def _spell(self, ids: list[int], text: str) -> list[int]:
-        """Replaces special tokens by the tokens of their bytes."""
+        """Replaces the ids of special tokens by the tokens of their bytes."""
         if self._spellings.keys().isdisjoint(ids):
             return ids
         return [part for token in ids for part in self._spellings.get(token, (token,))]
 
     def pieces(self, parts: Iterable[str]) -> Iterator[str]:
-        """Divides a text into pieces that are encoded one by one.
+        """Splits a text into pieces that are encoded separately.
 
-        A text is divided between words of GPT-2's pattern, where that cannot change tokens, except
-        within words of more than `LONGEST_WORD` characters. For another pattern the text stays
-        whole.
+        Texts are split only between words of GPT-2's pattern, which does not change the tokens.
+        Words of more than `LONGEST_WORD` characters are split too. If the tokenizer uses another
+        pattern, the whole text is one piece.
 
         Args:
-          parts: The text, in parts of any size.
+            parts: Strings of any length, whose concatenation is the text.
         """
         return cut(parts, _PIECE_LENGTH) if self._may_be_cut else super().pieces(parts)
 
     @property
     def opening(self) -> list[int]:
-        """The ids that begin a text to generate or to score.
+        """The ids before a text that is generated or scored.
 
-        The model needs a token before the first token that it predicts.
+        The model needs a first input token to predict the first token of the text.
         """
         return list(self.stop_tokens)
 
     def stream(self, before: Iterable[int] = ()) -> StreamDecoder:
-        """Returns a decoder for ids that arrive one after another, following those of `before`."""
+        """Returns an incremental decoder for the ids that follow the ids `before`."""
         return StreamDecoder(self, before)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decodes ids. Invalid UTF-8 becomes U+FFFD, special tokens the empty text.
+        """Decodes ids; invalid UTF-8 becomes U+FFFD, and special tokens decode to "".
 
         Raises:
-          ValueError: If an id is outside the vocabulary.
+            ValueError: An id is outside the vocabulary.
         """
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def token_bytes(self, token: int) -> bytes:
-        """Returns the bytes of one token, possibly a part of a character; b"" if it is special."""
+        """Returns the bytes of one token, or b"" for a special token.
+
+        The bytes of a token may be a part of a character.
+        """
         if not 0 <= token < self.vocab_size:
             raise ValueError(
                 f"ids: {token} is not a token id; it must be 0 to {self.vocab_size - 1}"
@@ -205,40 +223,43 @@ class ByteTokenizer(Tokenizer):
 
 
 class StreamDecoder:
-    """Decodes ids as they arrive, character by character.
+    """Incremental decoder that returns whole characters.
 
-    All pushes and the flush together return the text of `decode(before + ids)` after the prefix
-    that it shares with `decode(before)`: all of the new text and, if `before` ends within a
-    character, the whole character.
+    Together, the results of all calls of `push` and of the final `flush` are the text that the new
+    ids add to `decode(before)`. If `before` ends within a character, the results contain the whole
+    character.
     """
 
     def __init__(self, tokenizer: ByteTokenizer, before: Iterable[int] = ()):
         """Starts a stream.
 
         Args:
-          tokenizer: The tokenizer.
-          before: The ids that precede the new ones.
+            tokenizer: The tokenizer.
+            before: The token ids before the ids that `push` will receive.
         """
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._shown = ""
         self.push(before)
-        # An incomplete character at the end of `before` was decoded as at most one U+FFFD.
+        # `decode(before)` shows an incomplete last character as one U+FFFD.
         self._shown = "\ufffd" if self._decoder.getstate()[0] else ""
 
     def push(self, ids: Iterable[int]) -> str:
-        """Takes the next ids and returns the text that they complete, perhaps none."""
+        """Adds ids and returns the newly completed text, which may be empty."""
         return self._new(self._decoder.decode(b"".join(map(self._tokenizer.token_bytes, ids))))
 
     def flush(self) -> str:
-        """Returns the remaining text (U+FFFD for an unfinished character) and starts afresh."""
+        """Returns the remaining text and resets the decoder.
+
+        An incomplete character becomes U+FFFD.
+        """
         rest = self._new(self._decoder.decode(b"", final=True))
         self._decoder.reset()
         self._shown = ""
         return rest
 
     def _new(self, text: str) -> str:
-        """Returns the text without the U+FFFD that it shares with the text of `before`."""
+        """Removes a U+FFFD at the start of `text` that `decode(before)` already contains."""
         if text:
             text, self._shown = text.removeprefix(self._shown), ""
         return text
@@ -248,7 +269,7 @@ class StreamDecoder:
 
 
 def byte_characters() -> list[str]:
-    """Returns the 256 visible characters that stand for the bytes 0 to 255 in GPT-2's vocabulary.
+    """Returns the 256 visible characters that represent the bytes 0 to 255 in GPT-2's vocabulary.
 
     Reference: `bytes_to_unicode` of OpenAI's GPT-2 code.
     """
@@ -258,50 +279,50 @@ def byte_characters() -> list[str]:
 
 
 def lossy_part(parts: dict, vocabulary: dict[str, int], token_bytes: list[bytes]) -> str | None:
-    """Returns the part of a tokenizer.json that may change a text, in words, or None.
+    """Describes the part of a tokenizer.json that may change a text, or returns None.
 
-    The post-processor is not checked here: it treats all texts alike, so encoding one text shows
-    whether it is lossy.
+    This function does not check the post-processor. A post-processor treats all texts alike, so
+    encoding one text shows whether the post-processor is lossy.
 
     Args:
-        parts: The parsed tokenizer.json; vocabulary and merges are not read.
-        vocabulary: The ids of the model's tokens.
+        parts: The parsed tokenizer.json. The vocabulary and the merges may be missing.
+        vocabulary: A dict from each token of the model to its id.
         token_bytes: The bytes of each id.
     """
     model = parts["model"]
     if parts["normalizer"] is not None:
         return f"its normalizer ({parts['normalizer']['type']}) may change a text"
-    steps = steps_of(parts, "pre_tokenizer")
+    steps = list_steps(parts, "pre_tokenizer")
     for step in steps:
         removes = step.get("behavior") == "Removed" or step.get("add_prefix_space")
         if step["type"] not in _DIVIDES or removes:
-            return f"its pre-tokenizer ({step['type']}) may add or drop characters"
+            return f"its pre-tokenizer ({step['type']}) may add or remove characters"
     if [step["type"] for step in steps].count("ByteLevel") != 1:
-        return "its pre-tokenizer does not take a text as its bytes (ByteLevel), once"
+        return "its pre-tokenizer must contain exactly one ByteLevel step"
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
-            return f"its {name} ({model[name]!r}) is added to words"
+            return f"its {name} ({model[name]!r}) adds characters to words"
     for byte, character in enumerate(byte_characters()):
         if character not in vocabulary or token_bytes[vocabulary[character]] != bytes([byte]):
-            return f"no token stands for the byte {byte}"
+            return f"its vocabulary has no token for the byte {byte}"
     for token in _plain(parts["added_tokens"]):
         content = token["content"]
         if token["lstrip"] or token["rstrip"]:
-            return f"its added token {content!r} also matches the spaces next to it"
+            return f"its added token {content!r} removes adjacent spaces (lstrip or rstrip)"
         if content in vocabulary and not content.isascii():
-            return f"its added token {content!r} is also a token of other bytes"
+            return f"its added token {content!r} is also the text of a token for other bytes"
     return None
 
 
 def divides_at_spaces(parts: dict) -> bool:
     """Returns whether a word begins at every space that follows a non-space, in any context.
 
-    This is so for GPT-2's pattern, also if digits are split off first: none of its words contains a
-    space after a non-space. For other patterns the function returns False, and for vocabularies
-    with added tokens that are ordinary or contain spaces, because these are matched before the text
-    is split into words.
+    GPT-2's pattern has this property, even if digits are split off first, because its words contain
+    spaces only at their start. The function returns False for any other pattern. The result is also
+    False if the vocabulary has added tokens that are not special, or that contain spaces. Added
+    tokens are matched before the text is split into words.
     """
-    steps = steps_of(parts, "pre_tokenizer")
+    steps = list_steps(parts, "pre_tokenizer")
     kinds = [step["type"] for step in steps]
     is_gpt2 = kinds in (["ByteLevel"], ["Digits", "ByteLevel"]) and steps[-1]["use_regex"]
     added = parts["added_tokens"]
@@ -310,16 +331,16 @@ def divides_at_spaces(parts: dict) -> bool:
 
 
 def _plain(added_tokens: list[dict]) -> Iterator[dict]:
-    """Returns the added tokens that are matched in texts: all but the special ones."""
+    """Returns the added tokens that are not special, which are matched anywhere in a text."""
     return (token for token in added_tokens if not token["special"])
 
 
 def spellings(backend: tokenizers.Tokenizer, end_of_text: int) -> dict[int, list[int]]:
-    """Returns, for special tokens, the single-byte tokens that replace them in an encoded text.
+    """Returns the single-byte tokens that replace each special token in an encoded text.
 
-    Merges can build a special token from ordinary text that spells it. The tokenizer then
-    replaces it by the tokens of its bytes. If some byte has no token, only the end of text is
-    replaced: another special token may be the vocabulary's unknown token.
+    Merges can build a special token from ordinary text that spells it out. The tokenizer then
+    replaces the special token by the tokens of its bytes. If a byte has no token, only the
+    end-of-text token is replaced, because another special token may serve as the unknown token.
     """
     alphabet = {c: n for c in byte_characters() if (n := backend.token_to_id(c)) is not None}
     special = special_texts(backend)
@@ -329,10 +350,11 @@ def spellings(backend: tokenizers.Tokenizer, end_of_text: int) -> dict[int, list
 
 
 def vocabulary_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
-    """Returns the bytes of each id: b"" for special tokens and for ids without a token.
+    """Returns the bytes of each id; b"" for special tokens and unused ids.
 
     Raises:
-      ValueError: If two tokens have the same id, or a token is not made of bytes.
+        ValueError: Two tokens have the same id, or a token contains a character that does not
+            represent a byte.
     """
     byte_of = {character: byte for byte, character in enumerate(byte_characters())}
     vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -341,27 +363,32 @@ def vocabulary_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
         raise ValueError("tokenizer: two tokens of its vocabulary have the same id")
     added = backend.get_added_tokens_decoder()
     for content, token in vocabulary.items():
-        if token in added:  # stored as plain text, not in the byte alphabet
+        # The spelling of an added token is plain text, not characters that represent bytes.
+        if token in added:
             table[token] = b"" if added[token].special else content.encode()
         elif all(character in byte_of for character in content):
             table[token] = bytes(byte_of[character] for character in content)
         else:
-            raise ValueError(f"tokenizer: token {content!r} is not made of bytes")
+            raise ValueError(
+                f"tokenizer: token {content!r} contains a character that does not represent a byte"
+            )
     return table
 
 
 def cut(parts: Iterable[str], length: int) -> Iterator[str]:
-    """Divides a text between words of GPT-2's pattern into pieces of about `length` characters.
+    """Splits a text into pieces of about `length` characters, between words of GPT-2's pattern.
 
-    A piece ends before the first space or line break that follows a non-space. If the next
-    `LONGEST_WORD` characters have no such place, it ends between an ASCII letter, a digit and
-    another sign (but not between a sign and a letter, as in "'s"). Division at these places does
-    not change tokens. Without either, a piece ends after `length + LONGEST_WORD` characters, and
-    the tokens there may differ from those of the whole text.
+    After `length` characters, a piece ends before the next space or line break that follows a
+    non-space. If the next `LONGEST_WORD` characters contain no such boundary, the piece ends
+    between two characters of different classes (ASCII letter, digit, other). The place
+    between a sign and a letter, as in "'s", is not such a boundary. Splitting before a space or
+    line break, or between classes, does not change the tokens. If neither boundary exists, the
+    piece ends after `length + LONGEST_WORD` characters, where the tokens may change.
 
     Args:
-        parts: The text, in parts of any size. The pieces do not depend on its parts.
-        length: Least length of all pieces but the last.
+        parts: Strings of any length, whose concatenation is the text. The lengths of the strings do
+            not affect the result.
+        length: Minimum length of all pieces except the last.
     """
     waiting, most = "", length + LONGEST_WORD
     for part in parts:

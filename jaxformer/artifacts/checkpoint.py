@@ -1,10 +1,11 @@
 """Checkpoints of a run, written and read through Orbax.
 
-Training continues during a save. The digests of all files are written last. They show later whether
-a disk error, a copy or a person changed a file; readers use the newest undamaged checkpoint.
+Training continues during a save. SHA-256 digests of all files are written last. A later change to a
+file, for example by a disk error, is detected by its digest. `Checkpoints.restore` reads the newest
+undamaged checkpoint.
 
-Files hold {"lora_a": A, "lora_b": B} in place of {"kernel": `LowRankKernel`, …}, and no entry for a
-frozen array, which is None in memory. The moments and averages of a kernel have the same form.
+In files, {"lora_a": A, "lora_b": B} replaces {"kernel": `LowRankKernel`, …}, also in the optimizer
+moments and the averages. Frozen arrays are represented by None in memory and are not saved.
 """
 
 import errno
@@ -14,7 +15,7 @@ import logging
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
@@ -30,20 +31,22 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, EveryNSt
 from jaxformer.artifacts.files import next_free, write_whole
 from jaxformer.functional.linear.low_rank import LowRankKernel
 
-DIGESTS = "SHA256SUMS"  # the format of `sha256sum --check SHA256SUMS`, run in the folder
+# In the folder of a checkpoint, `sha256sum --check SHA256SUMS` checks its files.
+DIGESTS = "SHA256SUMS"
 
-# Orbax logs every save, and a failed save in many tracebacks although it also raises it.
+# Orbax logs every save. If a save fails, Orbax logs many tracebacks and also raises an exception.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 
 class Checkpoints:
-    """Checkpoints in a folder, each with `params`, `rest` (arrays) and `progress` (JSON).
+    """Reader of the checkpoints in a folder.
 
-    `params` is separate so that a model can be loaded without its optimizer state.
+    A checkpoint consists of the arrays `params` and `rest`, and of `progress`, a JSON object. A
+    model can be loaded from `params` alone, without the optimizer state in `rest`.
     """
 
     def __init__(self, folder: Path):
-        """Names the folder; nothing is read yet.
+        """Stores the path of the folder without reading it.
 
         Args:
             folder: The folder of the checkpoints.
@@ -51,21 +54,22 @@ class Checkpoints:
         self._folder = folder.absolute()
 
     def _numbered(self) -> list[Path]:
-        """Returns the folders of all checkpoints, damaged ones too, oldest first."""
+        """Returns the folders of all checkpoints, including damaged checkpoints, oldest first."""
         paths = self._folder.iterdir() if self._folder.exists() else ()
         return sorted((path for path in paths if path.name.isdecimal()), key=_step)
 
     def _by_trust(self) -> list[Path]:
-        """Returns the checkpoints in the order in which `restore` tries them.
+        """Returns the checkpoints in the order in which `restore` tries to read them.
 
-        Checkpoints with digests come first, then those without, whose save was interrupted. Within
-        each group the newest comes first.
+        Checkpoints with digests come first. Checkpoints without digests follow, because their saves
+        were interrupted. Within each group, with or without digests, the newest checkpoint comes
+        first.
         """
         return sorted(self._numbered(), key=lambda path: (_has_digests(path), _step(path)))[::-1]
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no checkpoint at all, not even a damaged one."""
+        """Whether the folder contains no checkpoints, damaged or undamaged."""
         return not self._numbered()
 
     def steps(self) -> list[int]:
@@ -75,7 +79,7 @@ class Checkpoints:
     def progress(self) -> tuple[int, dict]:
         """Returns (step, progress) of the newest completely written checkpoint.
 
-        The arrays are not read. Without such a checkpoint the result is (0, {}).
+        This method does not read arrays. If there is no complete checkpoint, the result is (0, {}).
         """
         step = max(self.steps(), default=0)
         try:
@@ -84,7 +88,7 @@ class Checkpoints:
             return step, {}
 
     def last(self) -> str:
-        """Returns a message that says which checkpoint is the newest undamaged one."""
+        """Returns a sentence that names the newest undamaged checkpoint, for error messages."""
         if not self.steps():
             return "there is no checkpoint yet"
         for folder in self._by_trust():
@@ -95,12 +99,13 @@ class Checkpoints:
             if _has_digests(folder):
                 return f"the last good checkpoint is {folder}"
             return f"the last checkpoint is {folder}, which cannot be checked (no {DIGESTS})"
-        return f"no checkpoint in {self._folder} is whole"
+        return f"all checkpoints in {self._folder} are damaged or incomplete"
 
     def set_aside_after(self, step: int) -> list[Path]:
-        """Renames the checkpoints after `step`, which cannot be read, and returns the new paths.
+        """Renames the checkpoints of all steps above `step` and returns their new paths.
 
-        A run that resumes from `step` can then save its own checkpoints.
+        The renamed checkpoints could not be read. A run that resumes from `step` saves new
+        checkpoints under the original names.
         """
         return [
             path.rename(next_free(self._folder, f"{path.name}.unreadable"))
@@ -111,22 +116,23 @@ class Checkpoints:
     def restore(self, like_params: Any, like_rest: Any = None) -> tuple[int, dict, Any, dict]:
         """Reads the newest undamaged checkpoint.
 
-        A warning names each damaged newer checkpoint and its fault. A checkpoint without digests is
-        used, with a warning, only if no undamaged checkpoint has digests.
+        For each newer checkpoint that is damaged, a warning gives its path and the fault. If no
+        undamaged checkpoint has digests, the function reads a checkpoint without digests and warns.
 
         Args:
             like_params: A tree of arrays or shapes like the stored parameters.
-            like_rest: A tree of arrays or shapes like the stored `rest`; None: `rest` is not read.
+            like_rest: A tree of arrays or shapes like the stored `rest`, which contains the
+                optimizer state. If None, the function does not read `rest`.
 
         Returns:
             (step, params, rest, progress); rest is None if `like_rest` is None.
 
         Raises:
-            ValueError: If no checkpoint can be read, or if its tree, shapes or dtypes differ from
-                `like_params` or `like_rest`. The message names the first difference.
+            ValueError: No checkpoint can be read, or the tree, shapes or dtypes of the checkpoint
+                differ from `like_params` or `like_rest`. The message names the first difference.
         """
         if self.is_empty:
-            raise ValueError(f"{self._folder} holds no complete checkpoint yet")
+            raise ValueError(f"{self._folder} has no complete checkpoint yet")
         unchecked = f"has no {DIGESTS}: its save was interrupted"
         faults = {x: f"{x} {unchecked}" for x in self._numbered() if not _has_digests(x)}
         for folder in self._by_trust():
@@ -135,7 +141,7 @@ class Checkpoints:
             except Unreadable as error:
                 faults[folder] = str(error)
                 continue
-            _warn_of(faults, folder)
+            _warn_about(faults, folder)
             return _step(folder), *content
         reasons = "; ".join(faults.values())
         raise ValueError(f"no checkpoint in {self._folder} can be read: {reasons}")
@@ -144,16 +150,18 @@ class Checkpoints:
         """Reads the parameters of the checkpoint of one step.
 
         Args:
-            step: One of `steps`.
+            step: The step of the checkpoint. Must be in `self.steps()`.
             like_params: A tree of arrays or shapes like the stored parameters.
 
         Raises:
-            ValueError: If there is no such checkpoint, it is damaged, or its tree differs from
+            ValueError: The checkpoint does not exist or is damaged, or its tree differs from
                 `like_params`.
         """
         if step not in self.steps():
             known = ", ".join(map(str, self.steps())) or "none"
-            raise ValueError(f"step is {step}; the checkpoints in {self._folder} are {known}")
+            raise ValueError(
+                f"step is {step}, but {self._folder} has checkpoints of the steps {known}"
+            )
         try:
             return _read(self._folder / str(step), like_params, None)[0]
         except Unreadable as error:
@@ -176,22 +184,22 @@ def _has_digests(folder: Path) -> bool:
     return (folder / DIGESTS).exists()
 
 
-def _warn_of(faults: dict[Path, str], used: Path) -> None:
-    """Warns of checkpoints newer than `used`, and of `used` itself if it has no digests."""
+def _warn_about(faults: dict[Path, str], used: Path) -> None:
+    """Warns about unreadable checkpoints newer than `used`; warns if `used` has no digests."""
     for folder, fault in faults.items():
         if folder == used:
-            warnings.warn(f"{fault}; it cannot be checked, but is used", stacklevel=3)
+            warnings.warn(f"{fault}; this checkpoint is used without a check", stacklevel=3)
         elif _step(folder) > _step(used):
             warnings.warn(f"{fault}; the checkpoint of step {used.name} is used", stacklevel=3)
 
 
 class Unreadable(Exception):
-    """A checkpoint, or a part of it, is damaged or incomplete."""
+    """Error for a damaged or incomplete checkpoint."""
 
 
 @contextmanager
-def _unreadable(folder: Path) -> Iterator[None]:
-    """Turns every error into an `Unreadable` that names the folder. Orbax raises many kinds."""
+def _unreadable(folder: Path) -> Generator[None]:
+    """Converts every error, of whatever type, into an `Unreadable` that names the folder."""
     try:
         yield
     except Exception as error:
@@ -199,7 +207,7 @@ def _unreadable(folder: Path) -> Iterator[None]:
 
 
 def _read(folder: Path, like_params: Any, like_rest: Any) -> tuple[dict, Any, dict]:
-    """Returns (params, rest, progress) of a checkpoint; raises Unreadable if it is damaged."""
+    """Reads (params, rest, progress) of a checkpoint; raises Unreadable if it is damaged."""
     _check_damage(folder)
     params = _read_arrays(folder / "params", like_params)
     rest = None if like_rest is None else _read_arrays(folder / "rest", like_rest)
@@ -218,12 +226,12 @@ def _check_damage(folder: Path) -> None:
 
 
 def _read_arrays(folder: Path, like: Any) -> Any:
-    """Reads the arrays of a folder; raises ValueError if undamaged arrays differ from `like`."""
+    """Reads the arrays of a folder; raises ValueError if their tree differs from `like`."""
     with ocp.StandardCheckpointer() as checkpointer, without_wildcards(folder) as path:
         with _unreadable(folder):
             metadata = checkpointer.metadata(path).item_metadata
         if not leaf_types(metadata):
-            raise Unreadable(f"{folder}: it holds no arrays")
+            raise Unreadable(f"{folder} contains no arrays")
         stored = stored_form(like)
         check_equal(folder, metadata, stored)
         with _unreadable(folder):
@@ -234,8 +242,8 @@ def _read_arrays(folder: Path, like: Any) -> Any:
 
 
 @contextmanager
-def without_wildcards(folder: Path) -> Iterator[Path]:
-    """Yields a path to the folder without characters that Orbax reads as a wildcard pattern."""
+def without_wildcards(folder: Path) -> Generator[Path]:
+    """Yields a path that leads to `folder` and contains none of Orbax's wildcard characters."""
     if not any(character in str(folder) for character in "[]*?"):
         yield folder
         return
@@ -254,10 +262,10 @@ def write_digests(folder: Path) -> None:
 
 
 def damaged_file(folder: Path) -> str | None:
-    """Returns the first file that was changed, lost or added since `write_digests`, or None.
+    """Returns the first file that was changed, removed or added since `write_digests`, or None.
 
     Raises:
-        OSError: If a file cannot be read.
+        OSError: a file cannot be read.
     """
     recorded = (folder / DIGESTS).read_text(encoding="utf-8", errors="replace").splitlines()
     different = set(recorded) ^ _lines(folder)
@@ -265,7 +273,7 @@ def damaged_file(folder: Path) -> str | None:
 
 
 def _lines(folder: Path) -> set[str]:
-    """Returns one line per file: SHA-256 in hexadecimal, two spaces, path below the folder."""
+    """Returns a line for each file: its SHA-256 in hexadecimal, two spaces, its relative path."""
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     return {f"{_digest(folder / name)}  {name}" for name in names - {DIGESTS}}
 
@@ -279,32 +287,35 @@ def _digest(path: Path) -> str:
 
 
 class NotFinite(ValueError):
-    """An array to save holds NaN or an infinity."""
+    """Error for an array with NaN or infinity that is about to be saved."""
 
 
 class CheckpointWriter:
-    """Writes checkpoints into a folder, one at a time, in the background.
+    """Context manager that writes checkpoints in the background, one at a time.
 
-    An error of a save is raised by the next `save` or `wait`, or at the end of the context, which
-    waits for the last save.
+    If a save fails, the next `save` or `wait` or the end of the context raises its error. The end
+    of the context waits for the last save.
     """
 
-    def __init__(self, folder: Path, keep: int = 2, keep_every: int | None = None):
-        """Prepares a writer; entering the context checks the folder.
+    def __init__(self, folder: Path, max_to_keep: int = 2, keep_period: int | None = None):
+        """Stores the settings; entering the context checks that the folder is writable.
 
         Args:
             folder: The folder of the checkpoints.
-            keep: Number of the newest checkpoints that are not deleted.
-            keep_every: Checkpoints whose step is a multiple of this are never deleted.
+            max_to_keep: The number of newest checkpoints to keep.
+            keep_period: Checkpoints whose step is a multiple of this number are never deleted.
         """
         self._folder = folder.absolute()
-        self._policies = [LatestN(keep), *([EveryNSteps(keep_every)] if keep_every else [])]
+        self._policies = [
+            LatestN(max_to_keep),
+            *([EveryNSteps(keep_period)] if keep_period else []),
+        ]
         self._open = ExitStack()
         self._worker = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future | None = None
 
     def __enter__(self) -> "CheckpointWriter":
-        """Creates the folder; raises ValueError if nothing can be written into it."""
+        """Creates the folder; raises ValueError if it is not writable."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self._folder).close()
@@ -315,7 +326,7 @@ class CheckpointWriter:
         return self
 
     def __exit__(self, *_) -> None:
-        """Waits for the last save, and raises its error."""
+        """Waits for the last save and raises its error, if it failed."""
         try:
             self.wait()
         finally:
@@ -323,25 +334,27 @@ class CheckpointWriter:
             self._open.close()
 
     def save(self, step: int, params: Any, rest: Any, progress: dict) -> None:
-        """Starts to write a checkpoint. The arrays may be changed or donated after the return.
+        """Starts to write a checkpoint in the background.
 
-        The earlier checkpoints are not deleted before the new one is complete.
+        After the return, the caller may modify or donate the arrays. Earlier checkpoints are
+        deleted only after the new checkpoint is complete.
 
         Raises:
-            NotFinite: If an array holds NaN or an infinity. Nothing is written.
-            OSError: If the disk has no room for the arrays (ENOSPC; nothing is written), or if the
-                previous save failed.
+            NotFinite: An array contains NaN or infinity. Nothing is written.
+            OSError: The disk has too little space for the arrays (ENOSPC; nothing is written), or
+                the previous save failed.
         """
         self.wait()
         if step in Checkpoints(self._folder).steps():
             return
         params, rest = stored_form(params), stored_form(rest)
         if (bad := not_finite({"params": params, "rest": rest})) is not None:
-            raise NotFinite(f"{bad} is not finite; a checkpoint may hold finite numbers only")
+            raise NotFinite(f"{bad} contains NaN or infinity, so the checkpoint was not written")
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves((params, rest)))
         free = shutil.disk_usage(self._folder).free
-        if free < needed:  # checked before Orbax starts, which would leave incomplete files
-            text = f"No space left for a checkpoint of {needed:,} bytes, {free:,} are free"
+        # A failed save leaves incomplete files, so the free space is checked before the save.
+        if free < needed:
+            text = f"No space left for a checkpoint of {needed:,} bytes; {free:,} bytes are free"
             raise OSError(errno.ENOSPC, text, str(self._folder))
         saved = self._manager.save(
             step,
@@ -351,22 +364,24 @@ class CheckpointWriter:
                 progress=ocp.args.JsonSave(progress),
             ),
         )
-        if not saved:  # Orbax believes that a newer checkpoint exists
+        # Orbax does not save a step that is older than its latest checkpoint.
+        if not saved:
             raise OSError(f"the checkpoint of step {step} in {self._folder} was not written")
         self._writing = self._worker.submit(self._finish, self._folder / str(step))
 
     def wait(self) -> None:
-        """Waits until the current save is complete, and raises its error."""
+        """Waits until the current save is complete, and raises its error, if it failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     @cached_property
     def _manager(self) -> ocp.CheckpointManager:
-        """Orbax's manager of the folder, which the first save opens."""
+        """Orbax's checkpoint manager of the folder, created by the first save."""
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy(self._policies),
-            cleanup_tmp_directories=True,  # incomplete files of a killed process
+            # A process that is killed during a save leaves temporary folders.
+            cleanup_tmp_directories=True,
         )
         items = ("params", "rest", "progress")
         path = self._open.enter_context(without_wildcards(self._folder))
@@ -385,7 +400,11 @@ class CheckpointWriter:
 
 
 def stored_form(tree: Any) -> Any:
-    """Returns a tree in the form of files. Trees without low-rank updates are unchanged."""
+    """Converts a tree to the structure of checkpoint files.
+
+    Each `LowRankKernel` becomes the entries "lora_a" and "lora_b". Entries that are None or empty
+    are omitted.
+    """
 
     def converted(node: Any) -> Any:
         if not isinstance(node, dict):
@@ -403,15 +422,15 @@ def stored_form(tree: Any) -> Any:
 
 
 def in_memory(stored: Any, like: Any) -> Any:
-    """Returns the arrays of a tree in the form of files, in the structure of `like`.
+    """Converts a tree from the structure in files to the structure of `like`.
 
-    Both forms have the same arrays in the same order.
+    The structure in files and the structure of `like` have the same arrays in the same order.
     """
     return jax.tree.unflatten(jax.tree.structure(like), jax.tree.leaves(stored))
 
 
 def not_finite(tree: Any) -> str | None:
-    """Returns the path of the first array that holds NaN or an infinity, or None."""
+    """Returns the path of the first array that contains NaN or infinity, or None."""
     floats = {x: y for x, y in _arrays(tree).items() if jnp.issubdtype(y.dtype, jnp.inexact)}
     are_finite = jax.device_get(_are_finite(list(floats.values())))
     return next((name for name, x in zip(floats, are_finite, strict=True) if not x), None)
@@ -421,16 +440,16 @@ def not_finite(tree: Any) -> str | None:
 def _are_finite(leaves: list) -> list:
     """Returns, for each array, whether all its values are finite.
 
-    It runs on the devices of the arrays, since a process may hold only parts of them.
+    The check runs on the arrays' devices, because a process may have only some of their shards.
     """
     return [jnp.isfinite(leaf).all() for leaf in leaves]
 
 
 def as_shapes(tree: Any) -> Any:
-    """Returns the tree with a jax.ShapeDtypeStruct, with a sharding, for each array.
+    """Replaces each array of the tree by a jax.ShapeDtypeStruct with a sharding.
 
-    An array without a sharding in `tree` is placed on one device, whatever sharding it was saved
-    with.
+    An array without a sharding in `tree` gets a sharding on a single device, whatever its sharding
+    was when it was saved.
     """
     one = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
@@ -442,12 +461,14 @@ def as_shapes(tree: Any) -> Any:
 
 
 def check_equal(where: Path, stored: Any, wanted: Any) -> None:
-    """Raises ValueError naming the first leaf that differs in presence, shape or dtype."""
+    """Raises ValueError for the first leaf that is missing or has another shape or dtype."""
     stored, wanted = leaf_types(stored), leaf_types(wanted)
     for name in sorted(stored.keys() | wanted.keys()):
         a, b = stored.get(name, "nothing"), wanted.get(name, "nothing")
         if a != b:
-            raise ValueError(f"{where} does not fit this model: {name} is {a}, expected {b}")
+            raise ValueError(
+                f"{where} does not fit this model: {name} is {a}, but the model needs {b}"
+            )
 
 
 def _arrays(tree: Any) -> dict[str, Any]:

@@ -1,7 +1,4 @@
-"""Files of text and JSON, pictures and new folders, which appear only when they are complete.
-
-`check_links` checks that no symbolic link in an untrusted folder leads out of it.
-"""
+"""Atomic writing of files and folders, small JSON files, and checks of symbolic links."""
 
 import json
 import math
@@ -10,7 +7,7 @@ import re
 import shutil
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
@@ -23,23 +20,25 @@ if TYPE_CHECKING:
 
 _MOST_BYTES = {"config.json": 2**20, "generation_config.json": 2**20}
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-_MOST_DIGITS = 4000  # below the limit of Python's int(), 4,300 digits
-_WANDB = "wandb"  # Weights & Biases puts links to its cache there; we read nothing in it
+# Python's int() accepts at most 4,300 digits.
+_MOST_DIGITS = 4000
+# Weights & Biases writes links to its cache into this folder. jaxformer does not read the folder.
+_WANDB = "wandb"
 
 
 def json_text(
     content: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None
 ) -> str:
-    """Returns `content` as JSON.
+    """Serializes `content` to JSON.
 
     Args:
-      content: Objects, lists, texts, numbers, true, false and None.
-      indent: Spaces per level; None: one line.
-      default: Converts an object of another type.
+        content: A tree of dicts, lists, strings, numbers, bools and None.
+        indent: Number of spaces per level. If None, the result is a single line.
+        default: Function that converts objects of other types to JSON types.
 
     Raises:
-      FloatingPointError: If a number is not finite, which JSON cannot represent. The message names
-        its key.
+        FloatingPointError: a number is not finite, which JSON cannot represent. The message gives
+            the key of the number in `content`.
     """
     try:
         return json.dumps(content, allow_nan=False, indent=indent, default=default)
@@ -51,15 +50,15 @@ def json_text(
 
 
 def without_surrogates(text: str) -> str:
-    """Replaces lone surrogates by U+FFFD: UTF-8 and fonts have none.
+    """Replaces lone surrogates by U+FFFD, because UTF-8 cannot encode lone surrogates.
 
-    The name of a file or an argument has them where its bytes are not UTF-8.
+    Python represents bytes that are not UTF-8 in file names and arguments by lone surrogates.
     """
     return _SURROGATE.sub("\ufffd", text)
 
 
 def read_text(path: Path) -> str:
-    """Reads UTF-8 text and drops a byte order mark."""
+    """Reads UTF-8 text without its byte order mark."""
     return path.read_text(encoding="utf-8-sig")
 
 
@@ -80,32 +79,32 @@ def read_json(path: Path) -> dict:
     """Returns the object in a small JSON file.
 
     Raises:
-        ValueError: If the file is missing or too large, is no JSON object, or repeats a key.
+        ValueError: The file is missing or too large, is not a JSON object, or repeats a key.
     """
     if not path.is_file():
         raise ValueError(f"{path} does not exist")
     size, most = path.stat().st_size, _MOST_BYTES.get(path.name, 2**26)
     if size > most:
-        raise ValueError(f"{path} has {size} bytes; at most {most} are read")
+        raise ValueError(f"{path} has {size} bytes; the file may have at most {most} bytes")
     try:
         content = parse_json(read_text(path))
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}; it must be an object")
+        raise ValueError(f"{path} contains a {type(content).__name__}; it must contain an object")
     return content
 
 
 def read_optional(path: Path) -> dict:
-    """Returns the object in a small JSON file, as `read_json`; {} if there is no such file."""
+    """Returns the object in a small JSON file, or {} if the file does not exist."""
     return read_json(path) if path.is_file() else {}
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Returns the value of a JSON text; raises ValueError if an object repeats a key.
+    """Parses a JSON text; raises ValueError if an object repeats a key.
 
-    A whole number of more than 4,000 digits becomes infinity. The check of the field that gets it
-    then refuses it and names the field.
+    An integer of more than 4,000 digits becomes infinity, which the later check of its field
+    rejects with an error that names the field.
     """
     try:
         return json.loads(text, object_pairs_hook=_once, parse_int=_whole)
@@ -118,7 +117,7 @@ def _whole(digits: str) -> int | float:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Builds the object of these pairs; raises ValueError if a key is repeated."""
+    """Builds a dict from key-value pairs; raises ValueError if a key is repeated."""
     content = dict(pairs)
     if len(content) < len(pairs):
         twice = next(name for name, n in Counter(name for name, _ in pairs).items() if n > 1)
@@ -129,13 +128,13 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def write_figure(figure: "Figure", title: str, path: Path, dpi: int) -> None:
     """Writes a matplotlib figure to a PNG, atomically.
 
-    The title is not parsed as mathematics: it may be the name of a run, which may hold a `$`. A
-    character that the font lacks is drawn as a box. In all texts of the figure, U+FFFD replaces
-    lone surrogates.
+    The title is not parsed as mathematics, because the name of a run may contain a `$`. A character
+    that the font lacks is drawn as a box. In all texts of the figure, U+FFFD replaces lone
+    surrogates.
 
     Args:
         figure: The figure.
-        title: Its title.
+        title: The title of the figure.
         path: The file to write.
         dpi: Dots per inch.
     """
@@ -152,10 +151,10 @@ def write_figure(figure: "Figure", title: str, path: Path, dpi: int) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path, whose file replaces `path` at the end of the context.
+def replacing(path: Path) -> Generator[Path]:
+    """Yields a temporary path; at the end of the context, its file replaces `path`.
 
-    If the context raises, the temporary file is removed.
+    If the `with` block raises an exception, the temporary file is removed.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -166,7 +165,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file atomically: a reader or a kill finds either the old or the new content."""
+    """Writes a file atomically: if the process is killed, the file has its old or new content."""
     with replacing(path) as temporary, temporary.open("wb") as file:
         file.write(text.encode(errors="surrogateescape"))
         file.flush()
@@ -178,10 +177,11 @@ def read_whole(path: Path, hint: Any) -> Any:
 
     Args:
         path: The file.
-        hint: The type of its value, such as `dict[str, float]`.
+        hint: The expected type of the value, such as `dict[str, float]`.
 
     Raises:
-        ValueError: If the file cannot be read or has another type. The message names the file.
+        ValueError: The file cannot be read, or its value has a different type. The message names
+            the file.
     """
     try:
         return converted("it", parse_json(read_text(path)), hint)
@@ -190,23 +190,23 @@ def read_whole(path: Path, hint: Any) -> Any:
 
 
 def check_utf8(path: Path) -> None:
-    """Raises ValueError for a path that is not UTF-8: safetensors and Orbax cannot write there."""
+    """Raises ValueError for a path that is not UTF-8, which safetensors and Orbax cannot write."""
     if _SURROGATE.search(str(path.absolute())):
-        raise ValueError(f"{path} is not UTF-8, as paths of models must be; name another path")
+        raise ValueError(f"{path} is not UTF-8; use a path that can be encoded as UTF-8")
 
 
 def require_new(path: Path) -> Path:
-    """Returns the absolute path of a file or folder to create.
+    """Checks that a file or folder can be created at `path`, and returns the absolute path.
 
     Raises:
-        ValueError: If the path exists (other than as an empty folder), its parent does not, or it
-            is not UTF-8.
+        ValueError: The path exists and is not an empty folder, its parent does not exist, or the
+            path is not UTF-8.
     """
     check_utf8(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(f"{path} already exists; name a path that does not exist yet")
+        raise ValueError(f"{path} already exists; choose a path that does not exist yet")
     if not path.absolute().parent.is_dir():
-        raise ValueError(f"{path.parent} is not a folder, so {path.name} cannot be made in it")
+        raise ValueError(f"{path.parent} is not a folder, so {path.name} cannot be created there")
     return path.absolute()
 
 
@@ -215,9 +215,9 @@ def next_free(folder: Path, name: str, *suffixes: str) -> Path:
 
     Args:
         folder: The folder.
-        name: The name, without a suffix.
-        *suffixes: The suffixes of the files to write, such as ".png". None of these files exists,
-            and the result has the first suffix.
+        name: The preferred file name, without a suffix.
+        *suffixes: The suffixes of the files to write, such as ".png". The returned name is free
+            with every suffix, and the returned path ends with the first suffix of the call.
     """
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     groups = ([folder / f"{x}{suffix}" for suffix in suffixes or ("",)] for x in names)
@@ -225,13 +225,13 @@ def next_free(folder: Path, name: str, *suffixes: str) -> Path:
 
 
 @contextmanager
-def new_folder(path: str | Path) -> Iterator[Path]:
-    """Yields a temporary folder that is renamed to `path` once everything is written.
+def new_folder(path: str | Path) -> Generator[Path]:
+    """Yields a temporary folder, which is renamed to `path` at the end of the context.
 
-    If the context raises, the temporary folder is removed.
+    If the `with` block raises an exception, the temporary folder is removed.
 
     Raises:
-        ValueError: If `path` exists and is not an empty folder.
+        ValueError: `path` exists and is not an empty folder.
     """
     path = require_new(Path(path))
     unfinished = path.with_name(f"{path.name}.unfinished-{os.getpid()}")
@@ -239,7 +239,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
     try:
         yield unfinished
         if path.exists():
-            path.rmdir()  # it is empty
+            path.rmdir()  # This raises an error if another process has filled the folder.
         unfinished.rename(path)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -254,34 +254,39 @@ def write_json(path: Path, content: dict) -> None:
 
 
 def check_links(folder: Path, *, whole_tree: bool) -> None:
-    """Checks that no link in the folder leads out of it.
+    """Checks that all symbolic links in the folder lead to targets in the folder.
 
-    Reading such a link could show a file that the folder's author has no access to, and appending
-    to it would change that file. The folder itself may be a link. A snapshot in the cache of
-    huggingface_hub consists of links to the `blobs` folder of the same repository, which are
-    allowed.
+    A link out of the folder could reveal a file that the folder's author cannot access, and
+    appending to the link would change the file. The folder itself may be a link. Snapshots in the
+    cache of huggingface_hub are allowed: they consist of links to the `blobs` folder of the same
+    repository.
 
     Args:
         folder: A run, a saved folder or a folder in Hugging Face's format.
-        whole_tree: Whether to check subfolders too. If False, only the entries of the folder itself
-            are checked, where all the files of a model are.
+        whole_tree: Whether to check subfolders too. If False, only the direct entries of the folder
+            are checked, which include all files of a model.
 
     Raises:
-        ValueError: If a link leads out of the folder. The message names the link and its target.
+        ValueError: a link leads out of the folder. The message gives the link and its target.
     """
     for entry in _entries(folder, whole_tree):
         if entry.is_symlink() and not stays(Path(entry.path), folder):
             raise ValueError(
-                f"{entry.path} is a link to {os.readlink(entry.path)}, outside {folder}; put the "
-                "file itself there"
+                f"{entry.path} is a link to {os.readlink(entry.path)}, outside {folder}; replace "
+                "the link by the file"
             )
 
 
 def stays(path: Path, folder: Path) -> bool:
-    """Returns whether `path`, below `folder`, resolves to something that belongs to `folder`."""
+    """Returns whether the final target of `path`, after all links, belongs to `folder`.
+
+    Args:
+        path: A path in `folder`, which may be a link.
+        folder: The folder.
+    """
     try:
         target, home = path.resolve(), folder.resolve()
-    except (OSError, RuntimeError):  # a loop of links
+    except (OSError, RuntimeError):  # The symbolic links form a loop.
         return False
     if target.is_relative_to(home):
         return target.relative_to(home).parts[:1] != (_WANDB,)
@@ -291,13 +296,14 @@ def stays(path: Path, folder: Path) -> bool:
 
 
 def _entries(folder: Path, whole_tree: bool) -> Iterator[os.DirEntry]:
-    """Yields the entries of a folder and, for a whole tree, of the folders in it."""
+    """Yields the entries of a folder and, with `whole_tree`, of all its subfolders."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name == _WANDB and not entry.is_symlink():
                 continue
             yield entry
             if whole_tree and entry.is_dir(follow_symlinks=False):
-                # A run that is training renames the folder of a checkpoint once it is complete.
+                # A running training process renames each checkpoint folder once it is complete, so
+                # the old name may no longer exist.
                 with suppress(FileNotFoundError):
                     yield from _entries(Path(entry.path), whole_tree)

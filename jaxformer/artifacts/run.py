@@ -1,7 +1,7 @@
-"""A run folder: its paths, its small files, and the checkpoint that the run started from.
+"""Run folders: their paths, small files, and the checkpoint that a run started from.
 
-It holds config.json, tokenizer.json, documents.txt, tokens/, checkpoints/, metrics.jsonl, loss.png,
-samples.txt and lock. The process that trains in the folder holds a lock on `lock`.
+A run folder contains config.json, tokenizer.json, documents.txt, tokens/, checkpoints/,
+metrics.jsonl, loss.png, samples.txt and lock. The training process locks the file `lock`.
 """
 
 import os
@@ -25,37 +25,43 @@ from jaxformer.models.config.check import converted, from_fields, shown
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.model import CheckpointDType
 
-RUN_FORMAT = 2  # changes whenever a file of a run or of a saved folder changes
-# Types of the sections of config.json in a run or a saved folder. `parse_config` checks the fields
-# of the objects.
+# The version of the format of runs and saved folders. Increase the version if the format changes.
+RUN_FORMAT = 3
+# Types of the sections of config.json in a run or a saved folder. For the type dict, `parse_config`
+# checks the fields of the section.
 SECTIONS: dict[str, Any] = {
     "format": int,
     "kind": Literal[tuple(KINDS)],  # pyrefly: ignore[invalid-literal] (computed)
     "model": dict,
     "training": dict,
-    "objective": str,  # of a run of a script (`training.fit`)
+    "objective": dict,  # Only runs of `training.fit` have this section.
     "text": tuple[Path, ...] | None,
     "source": Path | None,
     "target": Path | None,
-    "from": dict[str, str],
-    "family": str | None,
+    "init_from": dict[str, str],
+    "model_type": str | None,
     "generation": dict,
     "special_tokens": dict | None,
     "parse_special": bool,
     "checkpoint_dtype": CheckpointDType | None,
+    "mask": dict,
     "layers": list,
 }
-_HEADER = re.compile(r"(?m)^---- step (\d+)\n")  # before each sample in samples.txt
-# A line of a sample that looks like a header is written with one more space before it.
+# In samples.txt, a header precedes each sample. A line of a sample that looks like a header is
+# written with an additional leading space.
+_HEADER = re.compile(r"(?m)^---- step (\d+)\n")
 _LIKE_HEADER = re.compile(r"(?m)^(?= *---- step \d+$)")
 _INDENTED = re.compile(r"(?m)^ (?= *---- step \d+$)")
 
 
 class RunFolder:
-    """The paths of a run, and methods for its small files."""
+    """Paths of a run folder, with methods that read and write its small files.
+
+    If a run trains an adapter, `base` is a copy of the run whose weights the adapter changes.
+    """
 
     def __init__(self, path: str | Path):
-        """Names the paths; nothing is read or created.
+        """Computes the paths without reading or creating files.
 
         Args:
             path: The folder of the run.
@@ -79,19 +85,22 @@ class RunFolder:
             part: [self.tokens / f"{part}.{side}.bin" for side in ("source", "target")]
             for part in ("train", "held_out")
         }
+        self.examples = {part: self.tokens / f"{part}.npz" for part in ("train", "held_out")}
+        self.reference_scores = {part: self.tokens / f"{part}.scores.npy" for part in self.examples}
         self.references = self.tokens / "references.json"
-        self.base = self.path / "base"  # copy of the run whose weights the adapter updates
+        self.base = self.path / "base"
 
     @property
     def holds_run(self) -> bool:
-        """Whether the folder has a config.json."""
+        """Whether the folder contains the config.json of a run."""
         return self.config.exists()
 
     @property
     def is_free(self) -> bool:
-        """Whether a run may start here: no folder, an empty one, or one of an interrupted start.
+        """Whether a new run may start in this folder.
 
-        An interrupted start was killed before it wrote a config.json.
+        The folder must be missing or empty, or its run must have been killed before it wrote a
+        config.json.
         """
         if not self.path.exists():
             return True
@@ -103,7 +112,7 @@ class RunFolder:
         """Writes config.json.
 
         Args:
-            sections: Sections by name, each a dataclass or plain data.
+            sections: The sections by name; a section is a dataclass or JSON data.
         """
         plain = {name: asdict(x) if is_dataclass(x) else x for name, x in sections.items()}
         write_json(self.config, {"format": RUN_FORMAT, **plain})
@@ -112,23 +121,26 @@ class RunFolder:
         """Returns the sections of config.json by name.
 
         Args:
-            *needed: Names of sections that must be there.
+            *needed: Names of required sections.
 
         Raises:
-            ValueError: If there is no run, or a section is wrong or missing. The message names it.
+            ValueError: The folder has no run, or a section is invalid or missing. The message names
+                the section.
         """
         if not self.config.exists():
-            raise ValueError(f"{self.path} holds no run (there is no {self.config.name} in it)")
+            raise ValueError(f"{self.path} is not a run (it has no {self.config.name})")
         sections = read_sections(self.path)
         if sections is None:
-            raise ValueError(f"{self.config} has format None; this version reads {RUN_FORMAT}")
+            raise ValueError(
+                f"{self.config} has no format number; jaxformer reads format {RUN_FORMAT}"
+            )
         for name in needed:
             if name not in sections:
                 raise ValueError(f"{self.config} has no section {name!r}")
         return sections
 
     def cut_after(self, step: int) -> None:
-        """Removes samples and metrics after `step`, and incompletely written ones."""
+        """Removes the samples and metrics of all steps after `step`, and incomplete lines."""
         samples = [sample for sample in self.read_samples() if sample[0] <= step]
         if self.samples.exists():
             write_whole(self.samples, "".join(_section(*sample) for sample in samples))
@@ -142,7 +154,7 @@ class RunFolder:
             file.write(_section(step, text).encode())
 
     def read_samples(self) -> list[tuple[int, str]]:
-        """Returns (step, text) of each sample, without an incomplete last line."""
+        """Returns (step, text) of each sample; an incomplete last line is left out."""
         parts = _HEADER.split(_whole_lines(self.samples))
         numbered = zip(parts[1::2], parts[2::2], strict=True)
         return [
@@ -152,14 +164,16 @@ class RunFolder:
         ]
 
     def read_metrics(self) -> list[dict]:
-        """Returns one dict per line of metrics.jsonl: `step` and the measurements of that step.
+        """Returns a dict for each line of metrics.jsonl.
 
-        Reading stops before the first line that is incomplete or no JSON object.
+        Each dict contains `step` and the measurements of that step. Reading stops before the first
+        line that is incomplete or not a JSON object.
 
-        An evaluation has `held_out_loss` (nats per token) and `bits_per_byte` over `scored` tokens.
-        All evaluations score the same windows, except the last one of a run, which scores the whole
-        held-out text. Its line has the score of the windows as `part_loss`, `part_bits_per_byte`
-        and `part_scored`. A value that is not finite is left out, and its name is in `not_finite`.
+        An evaluation writes `held_out_loss` (nats per token) and `bits_per_byte`, computed over
+        `scored` tokens. All evaluations score the same windows, except the last evaluation of a
+        run, which scores the whole held-out text. The line of the last evaluation also gives the
+        scores on the windows of the earlier evaluations, as `part_loss`, `part_bits_per_byte` and
+        `part_scored`. Values that are not finite are left out; `not_finite` lists their names.
         """
         lines = []
         for line in _whole_lines(self.metrics).split("\n")[:-1]:
@@ -168,29 +182,32 @@ class RunFolder:
             except ValueError:
                 break
             if type(lines[-1].get("step")) is not int:
-                raise ValueError(f"{self.metrics}: line {len(lines)} has no whole number as step")
+                raise ValueError(
+                    f"{self.metrics}: in line {len(lines)}, step must be a whole number"
+                )
         return lines
 
 
 def _whole_lines(path: Path) -> str:
-    """Returns the complete lines of a file that is appended to; "" if there is no file.
+    """Returns the complete lines of a file, or "" if the file does not exist.
 
-    A killed process may leave an incomplete last line, which may end within a character.
+    A process that was killed while appending may leave an incomplete last line, which may end
+    within a character.
     """
     data = path.read_bytes() if path.exists() else b""
     return data[: data.rfind(b"\n") + 1].decode(errors="replace")
 
 
 def _section(step: int, text: str) -> str:
-    """Returns a sample in the format of samples.txt."""
+    """Formats a sample for samples.txt."""
     return f"---- step {step}\n{_LIKE_HEADER.sub(' ', text)}\n"
 
 
 def read_sections(folder: Path) -> dict | None:
-    """Returns the sections of config.json by name; None if the folder has another format.
+    """Returns the sections of config.json by name, or None if the folder is not jaxformer's.
 
     Raises:
-        ValueError: If a section is unknown or wrong, or a link leads out of the folder. The message
+        ValueError: a section is unknown or invalid, or a link leads out of the folder. The message
             names the file and the section.
     """
     path = folder / "config.json"
@@ -201,13 +218,17 @@ def read_sections(folder: Path) -> dict | None:
     check_links(folder, whole_tree=True)
     version = content["format"]
     if type(version) is not int or version != RUN_FORMAT:
-        raise ValueError(f"{path} has format {shown(version)}; this version reads {RUN_FORMAT}")
+        raise ValueError(
+            f"{path} has format {shown(version)}; this version of jaxformer reads {RUN_FORMAT}"
+        )
     if "model" not in content:
         raise ValueError(f"{path} has no section 'model'")
     for name in content:
         if name not in SECTIONS:
             known = ", ".join(SECTIONS)
-            raise ValueError(f"{path} has a section {shown(name)}; the sections are {known}")
+            raise ValueError(
+                f"{path} has the unknown section {shown(name)}; the sections are {known}"
+            )
     try:
         return {name: converted(name, value, SECTIONS[name]) for name, value in content.items()}
     except ValueError as error:
@@ -215,14 +236,16 @@ def read_sections(folder: Path) -> dict | None:
 
 
 def parse_config(kind: type, content: dict, where: Path) -> Any:
-    """Builds a config from an object of the file `where`, which errors name.
+    """Builds a config from a JSON object of the file `where`.
 
     Raises:
-        ValueError: If a key is unknown or missing, or the config refuses its value.
+        ValueError: a key is unknown or missing, or its value is invalid. The message names the
+            file.
     """
     if not isinstance(content, dict):
         raise ValueError(
-            f"{where} has {shown(content)} where the fields of {kind.__name__} should be"
+            f"{where} has {shown(content)}; it must have an object with the fields of "
+            f"{kind.__name__}"
         )
     try:
         return from_fields(kind, content)
@@ -231,27 +254,28 @@ def parse_config(kind: type, content: dict, where: Path) -> Any:
 
 
 def parse_generation(sections: dict, where: Path) -> GenerationDefaults:
-    """Returns the checkpoint's settings for generation; without such a section, the defaults."""
+    """Returns the settings of the section "generation", or the defaults without this section."""
     return parse_config(GenerationDefaults, sections.get("generation", {}), where)
 
 
 def source_sections(
-    family: str | None,
+    model_type: str | None,
     generation: GenerationDefaults,
     special_tokens: dict | None,
     checkpoint_dtype: str | None,
 ) -> dict[str, Any]:
-    """Returns the sections of config.json about the checkpoint that the weights came from.
+    """Returns the sections of config.json that describe the imported checkpoint.
 
     Args:
-        family: The model_type of transformers.
+        model_type: The imported checkpoint's model_type in transformers, or None.
         generation: The checkpoint's settings for generation.
-        special_tokens: The special ids of a tokenizer whose file does not name them.
+        special_tokens: The ids of the special tokens as a dict, or None if tokenizer.json specifies
+            them.
         checkpoint_dtype: The dtype of the checkpoint's tensors, or None.
     """
     settings = None if generation == GenerationDefaults() else asdict(generation)
     content = {
-        "family": family,
+        "model_type": model_type,
         "generation": settings,
         "special_tokens": special_tokens,
         "checkpoint_dtype": checkpoint_dtype,
@@ -260,7 +284,7 @@ def source_sections(
 
 
 def parse_kind(sections: dict, where: Path) -> Any:
-    """Builds the config of the model's kind; a file without a kind describes a decoder."""
+    """Builds the model's config; its class follows from `kind`, which defaults to a decoder."""
     return parse_config(KINDS[sections.get("kind", "decoder")], sections["model"], where)
 
 
@@ -268,20 +292,21 @@ def parse_kind(sections: dict, where: Path) -> Any:
 
 
 class Origin(NamedTuple):
-    """The checkpoint that a run started from, as the run's config.json names it.
+    """The checkpoint that a run started from, as described in the run's config.json.
 
     Attributes:
-        path: The path of a run or a folder.
-        digest: The digest of its weights.
-        family: The model_type of transformers that they came from.
-        special_tokens: The special ids of a tokenizer whose file does not name them.
+        path: The path of a run, or of another folder with a model.
+        digest: The digest of the checkpoint's weights.
+        model_type: The imported checkpoint's model_type in transformers, or None.
+        special_tokens: The ids of the special tokens as a dict, or None if tokenizer.json specifies
+            them.
         generation: The checkpoint's settings for generation.
-        checkpoint_dtype: The dtype of its tensors, or None.
+        checkpoint_dtype: The dtype of the checkpoint's tensors, or None.
     """
 
     path: Path
     digest: str = ""
-    family: str | None = None
+    model_type: str | None = None
     special_tokens: dict | None = None
     generation: GenerationDefaults = GenerationDefaults()
     checkpoint_dtype: str | None = None
@@ -289,41 +314,44 @@ class Origin(NamedTuple):
     def sections(self) -> dict:
         """Returns the sections of config.json that `read_origin` reads."""
         about = source_sections(
-            self.family, self.generation, self.special_tokens, self.checkpoint_dtype
+            self.model_type, self.generation, self.special_tokens, self.checkpoint_dtype
         )
-        return {"from": {"path": str(self.path), "digest": self.digest}, **about}
+        return {"init_from": {"path": str(self.path), "digest": self.digest}, **about}
 
 
 def read_origin(sections: dict, where: Path) -> Origin | None:
-    """Returns the origin that config.json names; None if the run started with fresh weights.
+    """Returns the origin of a run, or None if the run started with random weights.
 
     Args:
         sections: The sections of config.json.
         where: The path of config.json, for error messages.
 
     Raises:
-        ValueError: If the section "from" holds anything but a path and a digest.
+        ValueError: The section "init_from" is not an object with a path and a digest.
     """
-    if "from" not in sections:
+    if "init_from" not in sections:
         return None
-    base = sections["from"]
+    base = sections["init_from"]
     if base.keys() != {"path", "digest"}:
-        raise ValueError(f"{where}: from is {shown(base)}; it must have a path and a digest")
-    about = sections.get("family"), sections.get("special_tokens")
+        raise ValueError(
+            f"{where}: init_from is {shown(base)}; it must be an object with a path and a digest"
+        )
+    about = sections.get("model_type"), sections.get("special_tokens")
     generation, dtype = parse_generation(sections, where), sections.get("checkpoint_dtype")
     return Origin(Path(base["path"]), base["digest"], *about, generation, dtype)
 
 
 def keep(run: Path, copy: Path, step: int) -> None:
-    """Copies a run, as of the checkpoint at `step`, into the folder `copy`.
+    """Copies the checkpoint at `step`, and the files needed to load it, into the folder `copy`.
 
-    The copy can be loaded after the run has continued and has other weights. On the same disk files
-    are hard-linked, so they take no space.
+    The copy remains loadable when the run continues training. If both folders are on one disk,
+    files are hard-linked and take no additional space.
 
     Raises:
-        ValueError: If the checkpoint at `step` no longer exists.
+        ValueError: The checkpoint at `step` no longer exists.
     """
-    shutil.rmtree(copy, ignore_errors=True)  # incomplete copy of a killed process
+    # A killed process may have left an incomplete copy.
+    shutil.rmtree(copy, ignore_errors=True)
     copy.mkdir()
 
     def later(folder: str, names: list[str]) -> list[str]:
@@ -339,7 +367,7 @@ def keep(run: Path, copy: Path, step: int) -> None:
             _link(source, copy / name)
     if not (copy / "checkpoints" / str(step)).is_dir():
         raise ValueError(
-            f"{run} has gone on from step {step} during the copy, and deleted that checkpoint; "
+            f"{run} continued training and deleted the checkpoint of step {step} during the copy; "
             "start again"
         )
 

@@ -1,11 +1,14 @@
 """Models in jaxformer's own format: folders that `save` writes, and training runs.
 
-A saved folder holds config.json (the model's kind and the version of the format), model.safetensors
-and, if the model has a tokenizer, tokenizer.json. If that came from a folder of transformers, its
-settings files are beside it.
+A saved folder contains config.json (the model's config and the version of the format),
+model.safetensors and, if the model has a tokenizer, tokenizer.json. A tokenizer that came from a
+folder of transformers keeps its settings files.
+
+If the caller built the model with a custom mask or custom layers, config.json also stores the mask
+and the layers. `artifacts.values` stores the caller's classes and functions by name.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from inspect import isfunction
@@ -32,6 +35,7 @@ from jaxformer.artifacts.tensors import (
     filled,
     flat,
     in_threads,
+    place_array,
     stored_tensors,
     write_tensors,
 )
@@ -44,10 +48,10 @@ from jaxformer.artifacts.tokenizer import (
     parsing_special,
 )
 from jaxformer.artifacts.values import to_json
-from jaxformer.decoding.autoregressive import prepare
+from jaxformer.decoding.autoregressive import pack_weights
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.linear.low_rank import is_low_rank
-from jaxformer.models.config import Execution, kind_of
+from jaxformer.models.config import Execution, architecture_name
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.lora import LoraConfig
@@ -55,48 +59,51 @@ from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
 
-_LIBRARIES = ("jaxformer", "flax", "dataclasses")  # dataclasses writes __replace__
-# Fields of a model that are saved or do not change its results.
+# The packages that define the methods of jaxformer's models. The module dataclasses generates
+# __replace__.
+_LIBRARIES = ("jaxformer", "flax", "dataclasses")
+# The fields of a model that are saved, or that do not affect its results.
 _RESTORED = {
-    *("config", "execution", "layers", "family", "generation", "checkpoint_dtype"),
+    *("config", "execution", "mask", "layers", "model_type", "generation", "checkpoint_dtype"),
     *("parent", "name"),
 }
+# The fields of a model that affect its results but are not part of its config.
+OWN = ("mask", "layers")
 
 
 class Checkpoint(NamedTuple):
-    """A model, its variables and its tokenizer, which is None if the folder has none."""
+    """A model, its variables, and its tokenizer or None."""
 
     model: LanguageModel
     variables: dict
     tokenizer: Tokenizer | None
 
-    def prepared(self) -> Variables:
-        """Returns the variables packed for decoding; call it once and generate many times."""
-        return prepare(self.model, self.variables)
+    def packed(self) -> Variables:
+        """Packs the variables for decoding; call this once before repeated generation."""
+        return pack_weights(self.model, self.variables)
 
 
 class Stored(NamedTuple):
-    """Content of a folder whose parameters are not read yet.
+    """Content of a model's folder, before its parameters are read.
 
     Attributes:
         config: The model's config.
-        read: Reads the parameters. Its argument is a tree of the model's shapes, which may hold
-            shardings (`models.mesh.parameter_shapes`). The stored shapes are checked against
-            it.
+        read: Function that reads the parameters. The function takes the tree of expected shapes,
+            with or without shardings (`models.sharding.parameters.parameter_shapes`).
         tokenizer: The tokenizer, or None.
-        family: The model_type of transformers that the weights came from, or None.
+        model_type: The imported checkpoint's model_type in transformers, or None.
         generation: The checkpoint's settings for generation.
-        checkpoint_dtype: The dtype of that checkpoint's tensors, or None.
-        layers: The layers that the caller defined, as JSON (`artifacts.values`), or None.
+        checkpoint_dtype: The dtype of the checkpoint's tensors, or None.
+        own: The model's custom mask and layers as JSON data, from `own_values`.
     """
 
     config: ModelConfig
     read: Callable[[Any], dict]
     tokenizer: Tokenizer | None
-    family: str | None = None
+    model_type: str | None = None
     generation: GenerationDefaults = GenerationDefaults()
     checkpoint_dtype: str | None = None
-    layers: Any = None
+    own: Mapping[str, Any] = {}
 
 
 def save(
@@ -105,30 +112,31 @@ def save(
     variables: Variables,
     tokenizer: Tokenizer | None = None,
     *,
-    family: str | None = None,
+    model_type: str | None = None,
 ) -> None:
     """Writes a model into a new folder, from which `load` reads it.
 
     Args:
         folder: A folder that does not exist yet, or is empty.
-        model: One of jaxformer's models. Its config is saved, its execution is not.
-        variables: Its variables, `{"params": …}`.
-        tokenizer: Its tokenizer, or None.
-        family: The model_type of transformers that the weights came from; None: `model.family`.
+        model: One of jaxformer's models. The model's config is saved, but its execution settings
+            are not.
+        variables: The model's variables, `{"params": …}`.
+        tokenizer: The model's tokenizer, or None.
+        model_type: The imported checkpoint's model_type in transformers. Defaults to
+            `model.model_type`.
 
     Raises:
-        ValueError: If the folder is not empty, the variables do not fit the model, or the model has
-            something that its files cannot hold, such as a mask.
+        ValueError: The folder is not empty, the variables do not fit the model, or a part of the
+            model cannot be stored, such as an activation that is a lambda.
     """
-    leaves = flat(checked_params(model, variables))
+    check_restorable(model)
+    own, leaves = own_values(model), flat(checked_params(model, variables))
     special = None if tokenizer is None else tokenizer.special
     with new_folder(folder) as unfinished:
-        kind = kind_of(model.config)
-        content = {"format": RUN_FORMAT, "kind": kind, "model": asdict(model.config)}
-        if model.layers is not None:
-            content["layers"] = to_json(model.layers, "layers")
+        kind = architecture_name(model.config)
+        content = {"format": RUN_FORMAT, "kind": kind, "model": asdict(model.config), **own}
         ids = None if special is None else asdict(special)
-        about = (family or model.family, model.generation, ids, model.checkpoint_dtype)
+        about = (model_type or model.model_type, model.generation, ids, model.checkpoint_dtype)
         content |= source_sections(*about)
         if tokenizer is not None and tokenizer.parses_special:
             content["parse_special"] = True
@@ -139,29 +147,42 @@ def save(
             tokenizer.save(unfinished / "tokenizer.json")
 
 
-def check_layers_of_config(model: LanguageModel) -> None:
-    """Raises ValueError if the model has layers that its config does not describe."""
-    if model.layers is not None:
-        raise ValueError(
-            "layers were given to the model; only jaxformer's own format can hold them (jf.save)"
-        )
+def own_values(model: LanguageModel) -> dict[str, Any]:
+    """Returns the model's custom mask and layers as JSON data, by field name.
+
+    Raises:
+        ValueError: The mask or a layer contains a value that cannot be stored as JSON, such as an
+            array or a lambda.
+    """
+    given = {name: getattr(model, name) for name in OWN}
+    return {name: to_json(value, name) for name, value in given.items() if value is not None}
+
+
+def check_of_config(model: LanguageModel) -> None:
+    """Raises ValueError if the model has a custom mask or layers, which only `save` can store."""
+    check_restorable(model)
+    plain = build(model.config)
+    for name in OWN:
+        value = getattr(model, name)
+        if value is not None and not (name == "mask" and _has_equal_masks(model, plain)):
+            raise ValueError(
+                f"{name} is {shown(value)}; only jaxformer's own format can store it (use jf.save)"
+            )
 
 
 def checked_params(model: LanguageModel, variables: Variables) -> dict:
     """Returns the parameters of `variables`, checked against the model.
 
     Raises:
-        ValueError: If they do not fit the model, are quantized or packed, or if the model has
-            something that its files cannot hold.
+        ValueError: The parameters do not fit the model, or are quantized or packed.
     """
-    check_restorable(model)
     if any(is_low_rank(x) for x in jax.tree.leaves(variables, is_leaf=is_low_rank)):
         raise ValueError(
-            "variables hold a LoRA adapter beside the base weights; pass "
+            "variables contains a LoRA adapter beside the base weights; pass "
             "jf.merge_adapter(variables)"
         )
     if any(is_kernel(x) for x in jax.tree.leaves(variables, is_leaf=is_kernel)):
-        raise ValueError("variables hold integers or packed kernels; pass the original params")
+        raise ValueError("variables contains quantized or packed kernels; pass the original params")
     model.check(variables)
     return variables["params"]
 
@@ -175,18 +196,17 @@ def own_folder(
     """Opens a folder in jaxformer's own format.
 
     For a run, the parameters are those of its newest undamaged checkpoint, with a warning if newer
-    ones are damaged.
+    checkpoints are damaged.
 
     Args:
         folder: A run or a saved folder.
-        sections: The sections of its config.json.
-        dtype: dtype of the parameters; None: as stored.
-        read: Reads the parameters of a run whose checkpoints hold an adapter only, with the dtypes
-            of the checkpoints; None: the folder holds all parameters.
+        sections: The sections of the folder's config.json.
+        dtype: dtype of the parameters. Defaults to the stored dtype.
+        read: The function that reads the parameters of a run whose checkpoints contain only an
+            adapter. If None, the folder contains all parameters.
 
     Raises:
-        ValueError: If the folder has no undamaged checkpoint, or its parameters do not fit its
-            config.
+        ValueError: The folder has no undamaged checkpoint, or its parameters do not fit its config.
     """
     run = RunFolder(folder)
     is_run = read is not None or run.checkpoints.is_dir()
@@ -196,16 +216,16 @@ def own_folder(
         params = read_run(like)
         return params if dtype is None else jax.tree.map(lambda x: x.astype(dtype), params)
 
-    # The user of a script may have put a tokenizer into the folder of its run.
+    # A run of `training.fit` writes no tokenizer, but the user may have added one to its folder.
     is_trained = is_run and "objective" not in sections
     return Stored(
         parse_kind(sections, run.config),
         read_converted if is_run else partial(read_saved, folder, dtype),
         run_tokenizer(run) if is_trained else stored_tokenizer(folder, sections),
-        sections.get("family"),
+        sections.get("model_type"),
         parse_generation(sections, run.config),
         sections.get("checkpoint_dtype"),
-        sections.get("layers"),
+        {name: sections[name] for name in OWN if name in sections},
     )
 
 
@@ -215,18 +235,19 @@ def newest_params(run: RunFolder, like: dict) -> dict:
     If the run maintains a moving average of its weights, the average is returned.
 
     Raises:
-        ValueError: If the stored tree, shapes or dtypes differ from `like`.
+        ValueError: The names, shapes or dtypes of the stored parameters differ from `like`.
     """
-    from jaxformer.artifacts.checkpoint import Checkpoints  # Orbax takes 0.2 s to import
+    # Importing Orbax takes 0.2 s, so it is imported only here.
+    from jaxformer.artifacts.checkpoint import Checkpoints
 
     return Checkpoints(run.checkpoints).restore(like)[1]
 
 
 def run_tokenizer(run: RunFolder) -> Tokenizer:
-    """Returns the tokenizer of a run, which begins texts as the run's training.
+    """Returns the tokenizer of a run, which starts each text with the same ids as in training.
 
     Raises:
-        ValueError: If the run has no tokenizer, or its config is wrong.
+        ValueError: The run has no tokenizer, or its config is invalid.
     """
     sections = run.read_config() if run.holds_run else {}
     tokenizer = stored_tokenizer(run.path, sections)
@@ -235,8 +256,8 @@ def run_tokenizer(run: RunFolder) -> Tokenizer:
     return opening_texts(tokenizer)
 
 
-def lora_of(sections: dict, where: Path) -> LoraConfig:
-    """Returns the LoRA settings of a run; without such a section, those of a run without adapter.
+def read_lora(sections: dict, where: Path) -> LoraConfig:
+    """Returns the LoRA settings in config.json, or the defaults (no adapter) if there are none.
 
     Args:
         sections: The sections of config.json.
@@ -250,8 +271,8 @@ def read_saved(folder: Path, dtype: str | None, like: dict) -> dict:
 
     Args:
         folder: The folder.
-        dtype: dtype of the parameters; None: as stored.
-        like: A tree of the model's shapes, which may hold shardings.
+        dtype: dtype of the parameters. Defaults to the stored dtype.
+        like: The tree of expected shapes, with or without shardings.
     """
     leaves, tensors = flat(like), stored_tensors(folder)
     for name in sorted(leaves.keys() ^ tensors.keys()):
@@ -263,20 +284,20 @@ def read_saved(folder: Path, dtype: str | None, like: dict) -> dict:
 
     def leaf(name: str) -> tuple[str, jax.Array]:
         tensors[name].read_into(arrays[name])
-        return name, jax.device_put(arrays.pop(name), leaves[name].sharding)
+        return name, place_array(arrays.pop(name), leaves[name].sharding)
 
     return filled(like, dict(in_threads(leaf, leaves, lambda x: leaves[x].size)))
 
 
 def stored_tokenizer(folder: Path, sections: dict) -> Tokenizer | None:
-    """Reads the tokenizer of a folder in jaxformer's format, with the model's limit of ids.
+    """Reads the tokenizer of a folder in jaxformer's format and sets its `id_limit`.
 
     Args:
-      folder: A run or a saved folder.
-      sections: The sections of its config.json.
+        folder: A run or a saved folder.
+        sections: The sections of the folder's config.json.
 
     Returns:
-      The tokenizer, or None if the folder has none.
+        The tokenizer, or None if the folder has no tokenizer.json.
     """
     path, where = folder / "tokenizer.json", folder / "config.json"
     if not path.is_file():
@@ -291,7 +312,7 @@ def stored_tokenizer(folder: Path, sections: dict) -> Tokenizer | None:
 
 
 def _parses_special(sections: dict, where: Path) -> bool:
-    """Returns whether spelled-out special tokens are tokens in this run or saved folder."""
+    """Returns parse_special: whether spelled-out special tokens are encoded as special tokens."""
     chosen = sections.get("training", {}).get("parse_special", sections.get("parse_special", False))
     if type(chosen) is not bool:
         raise ValueError(f"{where}: parse_special is {shown(chosen)}; it must be true or false")
@@ -299,7 +320,7 @@ def _parses_special(sections: dict, where: Path) -> bool:
 
 
 def bound(tokenizer: AnyTokenizer, config: ModelConfig, path: Path) -> AnyTokenizer:
-    """Sets the limit of ids of a tokenizer; an error names the tokenizer's file."""
+    """Sets the `id_limit` of a tokenizer; an error names the tokenizer's file."""
     sizes = (config.vocab_size, getattr(config, "source_vocab_size", None) or config.vocab_size)
     try:
         return bind(tokenizer, min(sizes))
@@ -310,12 +331,12 @@ def bound(tokenizer: AnyTokenizer, config: ModelConfig, path: Path) -> AnyTokeni
 def check_restorable(model: LanguageModel) -> None:
     """Checks that a saved copy of `model` would give the same results.
 
-    Loading rebuilds a model from its config and its parameters, so anything else that changes its
-    results would be lost.
+    Loading rebuilds a model from the saved config, mask, layers and parameters. Changes to other
+    fields or to methods would be lost.
 
     Raises:
-        ValueError: If something would be lost: a mask, another field of the module, a subclass, or
-            a function that replaces one of the library's. The message names it.
+        ValueError: The model is an instance of a subclass, a method was replaced, or a field that
+            is not saved was changed. The message names the method or field.
     """
     if not isinstance(model, LanguageModel):
         raise ValueError(f"model is a {type(model).__name__}; it must be one of jaxformer's models")
@@ -327,31 +348,31 @@ def check_restorable(model: LanguageModel) -> None:
         raise _lost("execution", f"a {type(model.execution).__name__}", "an Execution")
     for name in sorted(model.__dataclass_fields__.keys() - _RESTORED):
         given, default = getattr(model, name), getattr(plain, name)
-        if given is default or (name == "mask" and _has_equal_masks(model, plain)):
-            continue
-        raise _lost(name, shown(given), f"{name}={shown(default)}")
+        if given is not default:
+            raise _lost(name, shown(given), f"{name}={shown(default)}")
     for name in _replaced(model):
-        raise _lost(name, "a function of yours", "the library's function")
+        raise _lost(name, "a function from outside jaxformer", "jaxformer's function")
 
 
 def _lost(name: str, given: str, plain: str) -> ValueError:
     return ValueError(
-        f"{name} is {given}, which the files of a model cannot hold: a model loaded from them "
-        f"would have {plain} and give other results. Pass a model with {plain}, and set yours "
-        "again after loading"
+        f"{name} is {given}, which a saved folder cannot store: the loaded model would have "
+        f"{plain} and give other results. Save a model with {plain}, and set your value again "
+        "after loading"
     )
 
 
 def _replaced(model: LanguageModel) -> Iterator[str]:
-    """Yields the names of the library's functions that the caller has replaced on the model."""
+    """Yields the names of the library's methods that the caller has replaced on the model."""
     known = {*model.__dataclass_fields__, *vars(build(model.config)), "scope"}
     yield from (name for name in vars(model) if name not in known)
     classes = [kind for kind in type(model).__mro__ if kind.__module__.startswith("jaxformer.")]
     for owner in classes:
         for name, value in vars(owner).items():
             plain = value.fget if isinstance(value, property) else value
-            function = getattr(plain, "__func__", plain)  # of a static method
-            function = getattr(function, "__wrapped__", function)  # of a cached one
+            # Static methods and cached methods wrap a function.
+            function = getattr(plain, "__func__", plain)
+            function = getattr(function, "__wrapped__", function)
             if isfunction(function) and not function.__module__.startswith(_LIBRARIES):
                 yield name
 
@@ -359,5 +380,5 @@ def _replaced(model: LanguageModel) -> Iterator[str]:
 def _has_equal_masks(model: LanguageModel, other: LanguageModel) -> bool:
     try:
         return bool(model.masks == other.masks)
-    except ValueError:  # a mask holds an array, and the truth value of its comparison is ambiguous
+    except ValueError:  # Comparing masks that contain arrays raises ValueError.
         return False

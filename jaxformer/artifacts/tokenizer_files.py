@@ -1,8 +1,8 @@
-"""Settings files that stand beside a ``tokenizer.json`` in folders of transformers.
+"""Settings files that accompany a ``tokenizer.json`` in folders of transformers.
 
-They hold the roles of special tokens, the chat templates, and how batches are padded and cut. They
-do not decide the ids of a text. The package carries them along unread, so that an exported folder
-has the settings of the folder that was imported.
+The files set the roles of special tokens, the chat templates, padding and truncation, but do not
+affect the ids of a text. jaxformer copies the files from the imported folder to the exported folder
+without interpreting them.
 """
 
 from collections.abc import Mapping
@@ -14,23 +14,25 @@ CONFIG = "tokenizer_config.json"
 MAP = "special_tokens_map.json"
 ADDED = "added_tokens.json"
 TEMPLATE = "chat_template.jinja"
-TEMPLATES = "additional_chat_templates"  # a folder with a file for each named template
+# This folder contains one file per named chat template.
+TEMPLATES = "additional_chat_templates"
 NAMES = (CONFIG, MAP, ADDED, TEMPLATE, TEMPLATES)
-# The class of transformers that takes tokenizer.json as it is. Others rebuild parts of it.
+# Name of the class in transformers that uses tokenizer.json unchanged. The other tokenizer classes
+# in transformers rebuild parts of the tokenizer.
 GENERIC_CLASS = "PreTrainedTokenizerFast"
 _MOST_BYTES = 2**24
 
 
 def read_settings_files(folder: Path) -> dict[str, str]:
-    """Returns the text of each settings file in a folder, by its path in the folder.
+    """Reads the settings files of a folder; returns their contents by relative path.
 
     Raises:
-      ValueError: If a file is too large, or is no UTF-8 text or no JSON object. The message names
-        it.
+        ValueError: a file is too large, is not UTF-8, or is not a JSON object. The message gives
+            the file's path.
     """
     objects = [folder / name for name in (CONFIG, MAP, ADDED)]
     for path in objects:
-        read_optional(path)  # checks it
+        read_optional(path)  # `read_optional` raises for a file that is not a JSON object.
     templates = [folder / TEMPLATE, *sorted((folder / TEMPLATES).glob("*.jinja"))]
     paths = [path for path in (*objects, *templates) if path.is_file()]
     return {path.relative_to(folder).as_posix(): _text(path) for path in paths}
@@ -46,14 +48,14 @@ def _text(path: Path) -> str:
 
 
 def write_settings_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes the settings files into a folder, each atomically."""
+    """Writes each settings file into a folder, atomically."""
     for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_whole(folder / name, text)
 
 
 def with_generic_class(files: Mapping[str, str]) -> dict[str, str]:
-    """Returns the files with the class of transformers that takes tokenizer.json as it is."""
+    """Sets tokenizer_class to the class of transformers that uses tokenizer.json unchanged."""
     if CONFIG not in files:
         return dict(files)
     content = parse_json(files[CONFIG]) | {"tokenizer_class": GENERIC_CLASS}

@@ -1,17 +1,18 @@
-r"""Guards for a tokenizer.json that somebody else wrote.
+r"""Checks that protect against a malicious tokenizer.json.
 
-It decides how long a normalized text gets and how long encoding takes. `read_backend` refuses a
-file that could take time or memory out of proportion to the text. `guarded` makes a one-line error
-of a panic of the `tokenizers` library, which is written in Rust.
+A tokenizer.json may contain steps that lengthen a text, or regular expressions that take very long.
+`read_backend` rejects a file if encoding a text with it could need excessive time or memory.
+`guarded` converts a panic of the `tokenizers` library, which is written in Rust, into a ValueError
+with a one-line message.
 
-The library matches a pattern (`Regex`) by backtracking. A pattern of one character class, such as
-`\s+`, never backtracks. For all other patterns there are two bounds:
+The `tokenizers` library matches regular expressions by backtracking. A pattern of one character
+class, such as `\s+`, never backtracks. Two limits apply to each pattern that may backtrack:
 
-- `backtracking_patterns` refuses a pattern that takes more than quadratic time, or quadratic time
-  on plain text. It times the pattern on repetitions of characters and of strings that are made
-  from the pattern.
-- `in_pieces` divides a long text, so that no pattern sees more than 8,192 characters at once. It
-  divides only where a window of the text gets the same result with and without the division.
+- `backtracking_patterns` rejects a pattern that takes cubic or exponential time on any test text,
+  or quadratic time on an ordinary text. The function measures the time of the pattern on repeated
+  characters, and on repeated strings that are derived from the pattern.
+- `in_pieces` splits a long text, so that patterns are matched on at most 8,192 characters. A split
+  is accepted only if it does not change the tokens near the split.
 """
 
 import gc
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import cache, lru_cache
 from pathlib import Path
@@ -36,31 +37,36 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from jaxformer.artifacts.files import read_text
 
 MOST_BYTES = 64 * 2**20
-_MOST_GROWTH = 8.0  # doublings of a text's length
-_MOST_INPUT = 500  # characters of a word; WordPiece's time grows with its cube
+# The steps of a tokenizer may lengthen a text by a factor of at most 2^8.
+_MOST_GROWTH = 8.0
+# The largest accepted `max_input_chars_per_word`. WordPiece takes cubic time in this number.
+_MOST_INPUT = 500
 _LONGEST_AFFIX = 64
-# Type of a normalizer: the option with the text that it inserts.
+# Types of normalizers that insert text, each with the option that contains the text.
 _INSERTED = {"Replace": "content", "Prepend": "prepend"}
 
 LONGEST_PATTERN = 2000
-LONGEST_PIECE = 8192  # characters
-# A place where a text is divided is tried with at least this many characters on each side. The
-# tokens before it must be the same with each of the two numbers of characters after it.
+LONGEST_PIECE = 8192
+# To test a split of a text, at least `_CONTEXT` characters before the split are encoded twice, each
+# time with a different number of characters after the split (`_AFTER`). Both times, the tokens
+# before the split must be the same.
 _CONTEXT = 240
 _AFTER = (_CONTEXT - 1, _CONTEXT // 2)
-# Repetitions of a string. A pattern of exponential time takes minutes for the first number, one of
-# cubic time 0.5 to 2 s for the second. Patterns of quadratic time take 1 to 30 ms.
+# To test a pattern, strings are repeated `_EXPONENTIAL` or `_CUBIC` times. With `_EXPONENTIAL`
+# repetitions, a pattern runs for minutes if it takes exponential time. With `_CUBIC` repetitions,
+# a pattern runs for 0.5 to 2 s in cubic time, and for 1 to 30 ms in quadratic time.
 _EXPONENTIAL, _CUBIC = 48, 1024
 _SECONDS = 0.25
 _CHARACTERS = ("a", "A", "漢", "0", " ", "\n", ".", "_", "'")
 _MIXED = "The tide, at 12.30 \n" * 400
-_MOST_UNITS = 64  # strings of a pattern that are repeated
-# Places where tokens seldom depend on each other: before a line, after a word, before a word.
+# The test of a pattern derives at most this number of strings from the pattern.
+_MOST_UNITS = 64
+# At these positions a split rarely changes tokens: before a line, after a word, before a word.
 _PLACES = [re.compile(x) for x in (r"(?<=\n)(?=\S)", r"(?<=\S)(?=\s)", r"(?<=\s)(?=\S)")]
 
 _CLASS = r"\[\^?(?:\\.|\[:\^?\w+:\]|[^\[\]\\])+\]"
 _TERM = rf"(?:{_CLASS}|\\[pP]\{{\^?\w+\}}|\\?.)(?:[+*?]|\{{\d{{1,2}}(?:,\d*)?\}})?"
-# Alternatives of one character or class, possibly repeated: these never backtrack.
+# Alternatives that are a single character or class, possibly repeated, never backtrack.
 _SIMPLE = re.compile(rf"(?:{_TERM})(?:\|{_TERM})*", re.DOTALL)
 _ATOM = re.compile(
     rf"(?P<open>\((?:\?(?:[imx-]*:|(?P<look><?[=!])|>|<\w+>))?)|(?P<close>\))|(?P<bar>\|)"
@@ -81,31 +87,35 @@ Result = TypeVar("Result")
 def guarded(
     call: Callable[[], Result], *, silent: bool = False, cause: str = "a pattern of the tokenizer"
 ) -> Result:
-    """Runs `call` and turns the library's panics and bare exceptions into a one-line ValueError.
+    """Runs `call` and converts errors of the `tokenizers` library into a one-line ValueError.
+
+    The errors are Rust panics and exceptions.
 
     Args:
-      call: Function without arguments that uses the library.
-      silent: Whether to hide the message that a panic prints on the terminal.
-      cause: The part that the error names if the library reaches its limit of time for a text.
+        call: Function without arguments that uses the library.
+        silent: Whether to suppress the message that a panic prints on the terminal.
+        cause: If the library gives up on a text, the message contains "`cause` takes too long on
+            this text".
     """
     try:
         with panics_silenced() if silent else nullcontext():
             return call()
     except (KeyboardInterrupt, SystemExit, OSError, ValueError, TypeError, MemoryError):
         raise
-    except BaseException as error:  # pyo3's PanicException is no Exception
+    except BaseException as error:  # PanicException of pyo3 is not a subclass of Exception.
         reason = " ".join(str(error).split())[:200]
         hint = f"; {cause} takes too long on this text" if "retry-limit" in reason else ""
         raise ValueError(f"the tokenizers library failed: {reason}{hint}") from None
 
 
 @contextmanager
-def panics_silenced() -> Iterator[None]:
-    """Hides the messages that the library's panics print on the terminal.
+def panics_silenced() -> Generator[None]:
+    """Suppresses the messages that panics of the `tokenizers` library print on the terminal.
 
-    The library, written in Rust, prints a backtrace to file descriptor 2 before Python sees the
-    exception. Inside this context a temporary file replaces that descriptor. At the end, the file's
-    content up to the first panic is written to the terminal. Several threads may be inside.
+    The library prints a backtrace to file descriptor 2 before it raises the exception. Inside this
+    context, file descriptor 2 refers to a temporary file. At the end, the output before the first
+    panic is copied from this file to the terminal. Several threads may use the context
+    concurrently.
     """
     with _lock:
         _silenced["depth"] += 1
@@ -132,14 +142,14 @@ def panics_silenced() -> Iterator[None]:
 
 
 def read_backend(path: Path) -> tokenizers.Tokenizer:
-    """Reads a tokenizer.json. Call it through `guarded`, which shortens errors to one line.
+    """Reads a tokenizer.json. Call this through `guarded`, which shortens errors to one line.
 
     Raises:
-      ValueError: If the file is too large, damaged, or would take time or memory out of proportion
-        to a text. The message is one line without the path.
+        ValueError: The file is too large or damaged, or encoding a text could need excessive time
+            or memory. The message is one line without the path.
     """
     if (size := path.stat().st_size) > MOST_BYTES:
-        raise ValueError(f"it has {size} bytes; at most {MOST_BYTES} are read")
+        raise ValueError(f"it has {size} bytes; the file may have at most {MOST_BYTES} bytes")
     text = read_text(path)
     _check_parts(json.loads(text))
     return tokenizers.Tokenizer.from_str(text)
@@ -147,9 +157,11 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
 
 def _check_parts(content: Any) -> None:
     if not isinstance(content, dict):
-        raise ValueError(f"it holds a {type(content).__name__}; it must be an object")
+        raise ValueError(f"it contains a {type(content).__name__}; it must contain an object")
     if _growth(content) > _MOST_GROWTH:
-        raise ValueError("its Replace and Prepend steps could make a text over 256 times longer")
+        raise ValueError(
+            "its Replace and Prepend steps could lengthen a text by a factor of more than 256"
+        )
     model = content.get("model")
     model = model if isinstance(model, dict) else {}
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -163,13 +175,13 @@ def _check_parts(content: Any) -> None:
 
 
 def _growth(parts: Any) -> float:
-    """Returns log₂ of the factor by which all insertions together may lengthen a text."""
+    """Returns log₂ of the factor by which the Replace and Prepend steps may lengthen a text."""
     texts = (x.get(_INSERTED.get(str(x.get("type")), ""), "") for x in _objects(parts))
     return sum(math.log2(max(1, len(str(text)))) for text in texts)
 
 
 def _objects(parts: Any) -> Iterator[dict[str, Any]]:
-    """Yields the objects in the parts of a tokenizer.json, except its vocabulary and merges."""
+    """Yields all nested objects of a tokenizer.json, except its vocabulary and merges."""
     if isinstance(parts, dict):
         yield parts
         parts = [part for name, part in parts.items() if name not in ("vocab", "merges")]
@@ -184,15 +196,15 @@ def backtracking_patterns(parts: dict[str, Any]) -> tuple[str, ...]:
     """Returns the patterns of a tokenizer.json that may backtrack.
 
     Args:
-      parts: The parsed "normalizer", "pre_tokenizer" and "decoder".
+        parts: The parsed "normalizer", "pre_tokenizer" and "decoder".
 
     Raises:
-      ValueError: If a pattern takes too much time on a text of some kind, or if a decoder has a
-        pattern that may backtrack: the text of a decoder cannot be divided.
+        ValueError: a pattern takes too long on a test text, or the decoder has a pattern that may
+            backtrack. Such a pattern is rejected because the input of a decoder cannot be split.
     """
     for pattern in _patterns(parts.get("decoder")):
         raise ValueError(
-            f"its decoder has the pattern {pattern[:80]!r}; a decoder may only have patterns of "
+            f"its decoder has the pattern {pattern[:80]!r}; a decoder may have only patterns of "
             r"one character class, such as '\s+'"
         )
     patterns = tuple(_patterns([parts.get("normalizer"), parts.get("pre_tokenizer")]))
@@ -202,7 +214,7 @@ def backtracking_patterns(parts: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _patterns(part: Any) -> list[str]:
-    """Returns the patterns of a part, except those that never backtrack."""
+    """Returns all patterns in a part of a tokenizer.json, except patterns that never backtrack."""
     found = (x.get("Regex") for x in _objects(part))
     return [x for x in found if isinstance(x, str) and not is_simple(x)]
 
@@ -214,7 +226,7 @@ def is_simple(pattern: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _try_out(pattern: str) -> None:
-    """Raises ValueError if a pattern takes too much time on a text of some kind."""
+    """Raises ValueError if a pattern takes too long on one of several test texts."""
     if len(pattern) > LONGEST_PATTERN:
         raise ValueError(
             f"its pattern {pattern[:80]!r} … has {len(pattern)} characters; at most "
@@ -225,24 +237,28 @@ def _try_out(pattern: str) -> None:
     characters = list(dict.fromkeys((*_CHARACTERS, *letters[:16])))
     pairs = [a + b for a in characters[:5] for b in (*characters[:8], "b") if a != b]
     units = list(dict.fromkeys((*characters, *_units(pattern))))
-    tails = ("", "!x", f"\x01{string.printable}{pattern}")  # some need a character to fail late
+    # Some patterns backtrack only if the match fails at the end of the text.
+    tails = ("", "!x", f"\x01{string.printable}{pattern}")
     trials = [(unit * _EXPONENTIAL, "exponential time") for unit in (*units, *pairs)]
     trials += [(unit * _CUBIC, "cubic time") for unit in units]
-    trials += [(_MIXED, "quadratic time on any text")]
+    trials += [(_MIXED, "quadratic time for every text")]
     with panics_silenced():
         for text, how_much in trials:
             if any(_seconds(split, text + tail) > _SECONDS for tail in tails):
-                raise ValueError(f"its pattern {pattern[:80]!r} takes {how_much}")
+                raise ValueError(f"its pattern {pattern[:80]!r} needs {how_much}")
 
 
 def _units(pattern: str) -> list[str]:
-    """Returns strings that groups of a pattern match, one for each alternative of each group.
+    """Returns one matching string for each alternative of each group of a pattern.
 
-    Optional parts are included. These strings need not be exact: they only have to make the
-    pattern backtrack when they are repeated.
+    Each string also contains matches of the optional parts of its alternative. The strings serve
+    only to make the pattern backtrack, so not every string has to match.
     """
-    groups: list[list[list[str]]] = [[[]]]  # open groups, their alternatives, and their atoms
-    is_look: list[bool] = []  # whether each open group matches no characters of its own
+    # Each open group of the pattern is a list of alternatives, and each alternative is a list of
+    # atoms.
+    groups: list[list[list[str]]] = [[[]]]
+    # For each open group, `is_look` contains whether the group is a look-around.
+    is_look: list[bool] = []
     units: list[str] = []
     for atom in _ATOM.finditer(pattern):
         branch = groups[-1][-1]
@@ -264,12 +280,12 @@ def _units(pattern: str) -> list[str]:
 
 
 def _example(atom: str, pattern: str) -> str:
-    """Returns a character that an atom of a pattern matches; "" if it matches none, like `^`."""
+    """Returns a character that an atom of a pattern matches, or "" for an atom such as `^`."""
     if len(atom) == 1 and atom not in "^$.":
         return atom
     try:
         removes = normalizers.Replace(Regex(atom), "")
-    except Exception:  # an atom that is no pattern by itself
+    except Exception:  # `atom` is valid only within a longer pattern.
         return ""
     candidates = (*atom, *_CHARACTERS, *string.printable, *pattern)
     return next((x for x in candidates if removes.normalize_str(x) == ""), "")
@@ -281,7 +297,7 @@ def _seconds(split: pre_tokenizers.PreTokenizer, text: str) -> float:
     Other processes can only increase the time, so a long time is measured again.
     """
     collects = gc.isenabled()
-    gc.disable()  # garbage collection may take longer than the pattern
+    gc.disable()  # A garbage collection may take longer than the timed match.
     shortest = math.inf
     try:
         for _ in range(2):
@@ -292,7 +308,7 @@ def _seconds(split: pre_tokenizers.PreTokenizer, text: str) -> float:
                 break
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException:  # pyo3's PanicException is no Exception
+    except BaseException:  # PanicException of pyo3 is not a subclass of Exception.
         return math.inf
     finally:
         if collects:
@@ -303,18 +319,21 @@ def _seconds(split: pre_tokenizers.PreTokenizer, text: str) -> float:
 # ---- long texts
 
 
-def in_pieces(apply: Callable[[str], Sequence[Item]], text: str) -> Iterator[Sequence[Item]]:
-    """Applies a function to a text, at most `LONGEST_PIECE` characters at once.
+def in_pieces(
+    apply: Callable[[str], Sequence[Item]], text: str
+) -> Iterator[tuple[int, Sequence[Item]]]:
+    """Applies a function to pieces of a text with at most `LONGEST_PIECE` characters each.
 
     Args:
-      apply: Returns the tokens of a text, or its normalized characters.
-      text: The text.
+        apply: Function that returns the tokens of a text, or its normalized characters.
+        text: The text.
 
     Yields:
-      The result for each piece. All together are the result for the whole text.
+        (the position of a piece in the text, the result of `apply` for it). The concatenated
+        results equal `apply(text)`.
 
     Raises:
-      ValueError: If a piece has no place at which its division keeps the result.
+        ValueError: Every possible split of a piece would change the result of `apply`.
     """
     begin = 0
     while len(text) - begin > LONGEST_PIECE:
@@ -323,25 +342,28 @@ def in_pieces(apply: Callable[[str], Sequence[Item]], text: str) -> Iterator[Seq
         place, length = _division(apply, piece, whole)
         if not place:
             raise ValueError(
-                f"text is too long for a pattern of the tokenizer, and the {LONGEST_PIECE} "
-                f"characters from character {begin} on cannot be encoded in two parts without "
-                "changing their tokens; insert a line break there"
+                "the text is too long for a pattern of the tokenizer and must be split, but every "
+                f"split of the {LONGEST_PIECE} characters from character {begin} on would change "
+                "their tokens; insert a line break there"
             )
-        yield whole[:length]
+        yield begin, whole[:length]
         begin += place
-    yield apply(text[begin:])
+    yield begin, apply(text[begin:])
 
 
 def _division(apply: Callable[[str], Sequence], piece: str, whole: Sequence) -> tuple[int, int]:
-    """Returns where a piece may be divided, and the length of the result before; (0, 0): nowhere.
+    """Finds a position at which splitting a piece does not change the tokens.
 
-    The result after the place must be the same without the text before it. The result of a window
-    before the place must be the same for any number of characters after it.
+    The tokens after the position must not depend on the text before the position. The tokens just
+    before the position must stay the same if fewer characters follow the position.
 
     Args:
-      apply: See `in_pieces`.
-      piece: The piece.
-      whole: The result for the whole piece.
+        apply: See `in_pieces`.
+        piece: The piece.
+        whole: The tokens of the piece, `apply(piece)`.
+
+    Returns:
+        (the position, the number of tokens before it), or (0, 0) if there is no such position.
     """
 
     @cache
@@ -365,10 +387,11 @@ def _division(apply: Callable[[str], Sequence], piece: str, whole: Sequence) -> 
 
 
 def _places(piece: str, first: int, last: int) -> Iterator[int]:
-    """Yields places from `first` to `last` where a piece may be divided.
+    """Yields candidate positions from `first` to `last` for splitting a piece.
 
-    These are the last starts of a line, ends of a word and starts of a word, and then any of the
-    last places.
+    The function yields the last four starts of lines, then the last four ends of words, then the
+    last four starts of words. Finally, the function yields up to 128 arbitrary positions, in
+    descending order from `last`.
     """
     for pattern in _PLACES:
         yield from [x.start() for x in pattern.finditer(piece, first, last)][:-5:-1]

@@ -1,1 +1,1 @@
-"""Speed of this machine's devices, measured with the package's own programs."""
+"""Measures the speed of this machine's devices with the package's own programs."""

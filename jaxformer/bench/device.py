@@ -1,4 +1,4 @@
-"""Programs without a model: matrix products, memory, attention, and exchange between devices."""
+"""Benchmarks without a model: matrix products, memory, attention and collectives."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,20 +17,22 @@ from jaxformer.functional.attention.masks import Causal, Mask
 from jaxformer.functional.attention.platforms import fused_kernels
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.placement import OneDevice
-from jaxformer.models.mesh import make_mesh, replicated
+from jaxformer.models.sharding.parameters import make_mesh, replicated
 
-REPEATS = 4  # steps of one program, so that its start takes a small share of the time
+# Each program repeats its operation, so that the start of the program is a small part of its time.
+REPEATS = 4
 
 
 def measure_ceilings(size: int, num_bytes: int, rounds: Rounds) -> list[Measurement]:
-    """Measures matrix products, and copying and reading an array of float32.
+    """Measures matrix products, and the memory bandwidth of copying and reading float32 arrays.
 
-    Copying adds 1 to each element. Reading sums each row, which writes almost nothing.
+    To measure copying, a program adds 1 to each element of an array. To measure reading, a program
+    sums each row of the array, which writes almost nothing.
 
     Args:
-        size: Rows and columns of the matrices.
+        size: The number of rows and columns of the matrices.
         num_bytes: The size of the array, larger than the device's caches.
-        rounds: How often each program is timed.
+        rounds: The limits on the timed rounds of each program.
     """
     x = jnp.zeros((num_bytes // 4096, 1024), jnp.float32)
     copy = jax.jit(lambda x: jax.lax.fori_loop(0, REPEATS, lambda _, x: x + 1, x))
@@ -45,12 +47,12 @@ def measure_ceilings(size: int, num_bytes: int, rounds: Rounds) -> list[Measurem
 
 
 def _measure_product(size: int, dtype: DType, rounds: Rounds) -> Measurement:
-    """Measures the product of two matrices [size, size], at JAX's default precision.
+    """Measures the product of two matrices [size, size] at JAX's default precision.
 
-    By default JAX multiplies float32 matrices with fewer bits on TPUs and on recent GPUs.
+    On TPUs and recent GPUs, the default precision for float32 matrices is lower than float32.
     """
     keys = jax.random.split(jax.random.key(0))
-    # The product of a row with this matrix is about as large as the row: no overflow, no zeros.
+    # A product with this matrix keeps the size of the values, so they neither overflow nor vanish.
     x, matrix = (jax.random.normal(key, (size, size), jnp.float32) for key in keys)
     x, matrix = x.astype(dtype), (matrix / size**0.5).astype(dtype)
     multiply = jax.jit(lambda x, y: jax.lax.fori_loop(0, REPEATS, lambda _, x: x @ y, x))
@@ -62,8 +64,8 @@ class AttentionCase(NamedTuple):
     """Shapes of the queries, keys and values.
 
     Attributes:
-        lengths: The lengths of the rows.
-        tokens: Tokens of a batch; a batch has tokens / length rows, at least one.
+        lengths: The sequence lengths.
+        tokens: The tokens per batch. The batch size is tokens / length, but at least 1.
         num_heads: The number of heads.
         head_dim: The width of a head.
     """
@@ -82,21 +84,25 @@ def implementation(query: Array, key: Array, value: Array, mask: Mask) -> str:
     return "blockwise" if kernel is None else kernel.name
 
 
-def causal_flops(rows: int, num_heads: int, length: int, head_dim: int) -> int:
-    """Returns the operations of causal attention: scores and weighted sums of visible pairs."""
-    return 4 * rows * num_heads * head_dim * (length * (length + 1) // 2)
+def causal_flops(batch_size: int, num_heads: int, length: int, head_dim: int) -> int:
+    """Returns the FLOPs of causal attention.
+
+    Only the scores and the weighted sums are counted, for the pairs of a query and a key that the
+    causal mask allows.
+    """
+    return 4 * batch_size * num_heads * head_dim * (length * (length + 1) // 2)
 
 
 def measure_attention(case: AttentionCase, dtype: DType, rounds: Rounds) -> list[Measurement]:
-    """Measures causal attention of rows of each length.
+    """Measures causal attention for each sequence length.
 
-    The gradients count twice the operations of the forward pass. Scores that the backward pass
-    computes again do not count.
+    The FLOPs of the gradients are twice the FLOPs of the forward pass. If the
+    gradients compute attention scores again, the FLOPs of this second computation are not counted.
 
     Args:
         case: The shapes.
         dtype: The dtype of queries, keys and values.
-        rounds: How often each program is timed.
+        rounds: The limits on the timed rounds of each program.
     """
 
     def forward(*inputs: Array) -> Array:
@@ -115,7 +121,8 @@ def measure_attention(case: AttentionCase, dtype: DType, rounds: Rounds) -> list
             jax.random.normal(x, shape, "float32").astype(dtype) for x in keys
         )
         inputs = query, key, value
-        # The forward pass reads q, k and v and writes o; the gradients add do, dq, dk and dv.
+        # The forward pass reads the queries, keys and values, and writes the outputs. The program
+        # with gradients also reads or writes the gradients of these four arrays.
         flops, moved = causal_flops(*shape), 4 * cotangent.nbytes
         for name, program, times in (
             ("forward", partial(jax.jit(forward), *inputs), (1, 1)),
@@ -129,10 +136,11 @@ def measure_attention(case: AttentionCase, dtype: DType, rounds: Rounds) -> list
 
 
 def programs(mesh: Mesh) -> dict[str, tuple[Callable, float]]:
-    """Returns {name: (program, share)} for arrays [devices, size] whose rows are sharded.
+    """Returns {name: (program, fraction of an array that each device sends)}.
 
-    Each device sends the share of the whole array, in a ring: (n − 1) / n of it to gather it, and
-    2 (n − 1) / n of a row to add up the rows.
+    The array [devices, size] has one row per device. The fraction is the number of bytes that each
+    of n devices sends in a ring, divided by the bytes of the array. An all-gather sends (n − 1) / n
+    of the array. An all-reduce sums the rows and sends 2 (n − 1) / n of the bytes of a row.
     """
     n, jit = mesh.size, partial(jax.jit, out_shardings=replicated(mesh))
     return {
@@ -142,11 +150,11 @@ def programs(mesh: Mesh) -> dict[str, tuple[Callable, float]]:
 
 
 def measure_collectives(num_bytes: int, rounds: Rounds) -> list[Measurement]:
-    """Measures both collectives over all devices. The bytes are those that each device sends.
+    """Measures an all-gather and an all-reduce over all devices, and the bytes each device sends.
 
     Args:
-        num_bytes: The size of the row of each device.
-        rounds: How often each program is timed.
+        num_bytes: The size in bytes of one row of the exchanged array. Each device has one row.
+        rounds: The limits on the timed rounds of each program.
     """
     mesh = make_mesh({"fsdp": jax.device_count()})
     where = NamedSharding(mesh, PartitionSpec("fsdp"))

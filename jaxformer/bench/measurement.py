@@ -1,10 +1,10 @@
-"""Timed rounds of programs, their operations and bytes, and the shares of the device's ceilings.
+"""Timed rounds of programs, and their utilization of the device's peak rates.
 
-    utilization = operations / (seconds · devices · operations per second of one device)
+    utilization = FLOPs / (seconds · devices · FLOP/s of one device)
 
-Operations are counted by formula (`models.flops`) with the average causal context: attention counts
-only the pairs of a query and a key that the mask allows. Bytes are the least that a program must
-move: it reads its inputs once and writes its results once.
+The FLOPs are computed by formulas, such as the formulas in `models.flops`. For attention, only the
+pairs of a query and a key that the mask allows are counted. The bytes are the minimum that a
+program must move: each input read once and each result written once.
 """
 
 import statistics
@@ -20,7 +20,7 @@ from jaxformer.training.devices import Device
 
 
 class Part(StrEnum):
-    """Part of the measurement, in the order of the table."""
+    """Part of the benchmark, in the order of the table."""
 
     MATRIX = "matrix product"
     MEMORY = "memory"
@@ -33,17 +33,17 @@ class Part(StrEnum):
 
 DType = Literal["float32", "bfloat16"]
 MEASURED_DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
-TimeSource = Callable[[], float]  # returns the time in seconds
+TimeSource = Callable[[], float]
 K = TypeVar("K", bound=Hashable)
 
 
 class Timing(NamedTuple):
-    """Seconds of the timed rounds of a program.
+    """Time of a program, in seconds.
 
     Attributes:
         median: The median of the rounds.
-        least: The fastest round.
-        most: The slowest round.
+        least: The time of the fastest round.
+        most: The time of the slowest round.
         rounds: The number of rounds.
     """
 
@@ -54,21 +54,22 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, seconds: list[float], divisor: int = 1) -> "Timing":
-        """Returns the timing of one of `divisor` equal steps that make up each round."""
+        """Returns the timing of one step. Each round consists of `divisor` equal steps."""
         each = [second / divisor for second in seconds]
         return cls(statistics.median(each), min(each), max(each), len(each))
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """How often a program is timed.
+    """Limits on the number of timed rounds of a program.
 
     Attributes:
-        most: The largest number of rounds.
-        seconds: After this time no further round starts, except to reach `least`.
-        clock: Returns the time in seconds.
-        least: The smallest number of rounds. A median of fewer than three is not robust against one
-            slow round.
+        most: The maximum number of rounds.
+        seconds: The time limit in seconds. After `seconds`, a round starts only if fewer than
+            `least` rounds have run.
+        clock: Function that returns a time in seconds.
+        least: The minimum number of rounds. With fewer than three rounds, one slow round distorts
+            the median.
     """
 
     most: int = 7
@@ -77,7 +78,7 @@ class Rounds:
     least: int = 3
 
     def repeat(self, once: Callable[[], float]) -> list[float]:
-        """Calls `once`, which returns seconds, for each round. Returns the seconds."""
+        """Calls `once` for each round, and returns the seconds of each call."""
         begin, seconds = self.clock(), []
         while len(seconds) < self.most and (
             len(seconds) < self.least or self.clock() - begin < self.seconds
@@ -86,33 +87,34 @@ class Rounds:
         return seconds
 
     def time(self, run: Callable[[], Any]) -> float:
-        """Returns the seconds of one run, including the wait for its result."""
+        """Returns the seconds that `run` takes, including the wait for its result."""
         begin = self.clock()
         jax.block_until_ready(run())
         return self.clock() - begin
 
     def measure(self, run: Callable[[], Any], repeats: int = 1, warmup: int = 1) -> Timing:
-        """Warms a program up, then times it.
+        """Warms up a program and times it.
 
         Args:
-            run: Runs the program and returns its result.
-            repeats: The number of equal steps in a run. The timing is that of one step.
-            warmup: The number of first runs that do not count.
+            run: Function that runs the program and returns the result.
+            repeats: The number of equal steps that one call of `run` makes. The returned timing is
+                per step.
+            warmup: The number of initial calls that are not timed.
         """
         for _ in range(warmup):
             jax.block_until_ready(run())
         return Timing.of(self.repeat(lambda: self.time(run)), repeats)
 
 
-def in_turn(
+def time_alternately(
     timers: Mapping[K, Callable[[], float]], rounds: int, warmup: int = 1
 ) -> dict[K, list[float]]:
-    """Times several programs in turn (A B C A B C …), so that drift of the machine affects all.
+    """Times several programs alternately (A B C A B C …), so that drift affects all programs alike.
 
     Args:
-        timers: For each program, a function that runs it once and returns the seconds.
-        rounds: How often each program is timed.
-        warmup: The number of first rounds that do not count. Programs compile in the first one.
+        timers: For each program, a function that runs the program and returns the seconds.
+        rounds: The number of timed rounds.
+        warmup: The number of initial rounds to discard. Programs compile in the first round.
 
     Returns:
         The seconds of each round, by program.
@@ -125,17 +127,17 @@ def in_turn(
 
 
 class Measurement(NamedTuple):
-    """Time of one program, and the work that it does.
+    """Measured time of a program, with its FLOPs, bytes and tokens.
 
     Attributes:
-        part: The part of the measurement.
-        name: The program.
-        dtype: The dtype of its products.
-        timing: The seconds of one run.
-        flops: Operations of one run on all devices; 0: they are not counted.
-        bytes: Bytes of one run that each device moves at least, between its processor and its
-            memory; in collectives between devices.
-        tokens: Tokens of one run; 0: the program has none.
+        part: The part of the benchmark.
+        name: The name of the program.
+        dtype: The dtype of the matrix products.
+        timing: The seconds of one execution of the program.
+        flops: The FLOPs of one execution on all devices, or 0 if the FLOPs are not counted.
+        bytes: The minimum number of bytes that each device moves between processor and memory in
+            one execution. For a collective, `bytes` is the number of bytes that each device sends.
+        tokens: The tokens that one execution processes, or 0 if the program has no tokens.
         devices: The number of devices.
         note: Further details.
     """
@@ -152,7 +154,7 @@ class Measurement(NamedTuple):
 
     @property
     def flops_per_second(self) -> float:
-        """Operations per second of one device."""
+        """FLOP/s of one device."""
         return self.flops / self.devices / self.timing.median
 
     @property
@@ -162,23 +164,23 @@ class Measurement(NamedTuple):
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of all devices."""
+        """Tokens per second of all devices together."""
         return self.tokens / self.timing.median
 
     @property
     def intensity(self) -> float:
-        """Operations per byte (arithmetic intensity); 0 if either is not counted."""
+        """FLOPs per byte (arithmetic intensity), or 0 if FLOPs or bytes are not counted."""
         return self.flops / self.devices / self.bytes if self.bytes else 0.0
 
 
 class Ceilings(NamedTuple):
-    """Rates that one device reaches at most, in the fastest round of each program.
+    """Peak rates of one device, measured in the fastest round of each program.
 
     Attributes:
-        flops: Measured operations per second of a matrix product, by dtype.
-        bandwidth: Measured bytes per second of memory, the faster of copying and reading; None: it
-            was not measured.
-        device: The published figures; None: the table of devices lacks this device.
+        flops: The measured FLOP/s of a matrix product, by dtype.
+        bandwidth: The measured memory bandwidth in bytes per second (copying or reading, whichever
+            is faster), or None if it was not measured.
+        device: The published specifications, or None if the table of devices lacks this device.
     """
 
     flops: dict[str, float]
@@ -187,7 +189,7 @@ class Ceilings(NamedTuple):
 
     @classmethod
     def of(cls, measurements: list[Measurement], device: Device | None) -> "Ceilings":
-        """Returns the ceilings that these measurements contain."""
+        """Extracts the peak rates from measurements."""
         best = [x._replace(timing=x.timing._replace(median=x.timing.least)) for x in measurements]
         products = (x for x in best if x.part == Part.MATRIX)
         flops: dict[str, float] = {x.dtype: x.flops_per_second for x in products}
@@ -195,11 +197,11 @@ class Ceilings(NamedTuple):
         return cls(flops, max(memory, default=None), device)
 
     def published_flops(self, dtype: str) -> float | None:
-        """Returns the published operations per second; they are known for bfloat16 only."""
+        """Returns the published FLOP/s, which are known for bfloat16 only."""
         return self.device.flops if self.device and dtype == "bfloat16" else None
 
     def shares(self, measured: Measurement) -> dict[str, float]:
-        """Returns the shares of the ceilings that a program reaches, by the name of the ceiling."""
+        """Returns the fraction of each peak rate that a program reaches, by the rate's name."""
         flops, moved, device = measured.flops_per_second, measured.bytes_per_second, self.device
         if measured.part == Part.COLLECTIVES:
             return {"published links": moved / device.links} if device else {}

@@ -1,8 +1,8 @@
-"""The report as a table, as JSON and as a roofline picture: operations per second over intensity.
+"""The benchmark report as a table, as JSON and as a roofline plot (FLOP/s over intensity).
 
-    attainable(i) = min(operations per second of a matrix product, i · bytes per second of memory)
+    attainable(i) = min(FLOP/s of a matrix product, i · memory bandwidth in bytes/s)
 
-The intensity i is the number of operations per byte.
+The intensity i is the number of FLOPs per byte.
 
 Reference: Williams et al. 2009, "Roofline: an insightful visual performance model".
 """
@@ -19,7 +19,8 @@ from jaxformer.artifacts.files import write_figure
 from jaxformer.bench.measurement import Ceilings, Measurement, Part
 from jaxformer.bench.suite import Results
 
-# The ceilings that the table compares each part with: a measured one and a published one.
+# For each part of the benchmark, the table relates the speeds to two peaks: one measured, one
+# published.
 _OF_FLOPS, _OF_MEMORY = ("matrix product", "published peak"), ("memory", "published bandwidth")
 _SHOWN = {
     Part.MATRIX: ("", "published peak"),
@@ -28,17 +29,17 @@ _SHOWN = {
     Part.COLLECTIVES: ("", "published links"),
 }
 _NOTE = """\
-Speeds are medians; shares relate them to the fastest round of the matrix product or of memory.
-Operations are counted by formula (jaxformer/models/flops.py): attention counts only the keys that a
-query sees, (length + 1) / 2 on average. Bytes are the least that a program must move: in decoding,
-the weights and the keys and values of the tokens so far."""
+Speeds are medians. Percentages relate them to the fastest round of the matrix product or of memory.
+FLOPs follow the formulas in jaxformer/models/flops.py: attention counts only visible keys,
+(length + 1) / 2 per query on average. Bytes are the minimum that a program must move: in decoding,
+the weights, and the keys and values of all tokens so far."""
 
 
 class Anchor(NamedTuple):
-    """Figure that a project published for a part of the measurement.
+    """A published speed of another project, to compare with a part of the benchmark.
 
-    "of peak" is the share of the published operations per second. Projects count operations in
-    different ways.
+    In `figure`, "of peak" means a percentage of the published peak FLOP/s. The projects count FLOPs
+    in different ways.
     """
 
     part: Part
@@ -71,8 +72,8 @@ ANCHORS = (
 )
 
 
-def json_of(results: Results, ceilings: Ceilings) -> dict:
-    """Returns all figures as values that JSON can store."""
+def results_json(results: Results, ceilings: Ceilings) -> dict:
+    """Returns all results as JSON values."""
     return {
         "measurements": [_object(x, ceilings) for x in results.measurements],
         "skipped": results.skipped,
@@ -92,11 +93,11 @@ def _object(x: Measurement, ceilings: Ceilings) -> dict:
 
 
 def results_table(results: Results, ceilings: Ceilings, num_devices: int) -> str:
-    """Returns the table: the measured programs by part, the skipped parts, and published figures.
+    """Returns the table: measurements by part, skipped parts, and published speeds.
 
     Args:
         results: The results.
-        ceilings: The ceilings, of which the table shows the shares.
+        ceilings: The peak rates. The table shows each speed as a percentage of a peak rate.
         num_devices: The number of devices.
     """
     rows: list[tuple[str, ...]] = []
@@ -110,10 +111,10 @@ def results_table(results: Results, ceilings: Ceilings, num_devices: int) -> str
             rows += [*(_row(x, ceilings, shown) for x in measured), ()]
     remarks = [f"skipped: {name}: {reason}" for name, reason in results.skipped.items()]
     if num_devices == 1:
-        remarks.append("collectives: none, because there is one device")
+        remarks.append("skipped: collectives: a single device sends no data")
     remarks += [""] * bool(remarks)
     published = [(f"  {x.model}, {x.device}", x.figure, x.part, x.source) for x in ANCHORS]
-    lines = [*_aligned(rows), *remarks, _NOTE, "", "published by others", *_aligned(published)]
+    lines = [*_aligned(rows), *remarks, _NOTE, "", "published speeds", *_aligned(published)]
     return "\n".join(lines)
 
 
@@ -125,7 +126,7 @@ def _row(x: Measurement, ceilings: Ceilings, shown: tuple[str, ...]) -> tuple[st
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Returns lines whose cells stand in columns. Columns without text are omitted."""
+    """Formats rows as an aligned table without empty columns."""
     columns = list(zip_longest(*rows, fillvalue=""))
     widths = [max(map(len, column)) for column in columns]
     padded = (
@@ -146,7 +147,7 @@ def _rate(x: Measurement) -> str:
 
 
 def _time(x: Measurement) -> str:
-    """Returns the median and the range of the rounds."""
+    """Formats the median and the range of the rounds."""
     median, least, most, _ = x.timing
     return f"{_seconds(median)} ({_seconds(least)} … {_seconds(most)})"
 
@@ -158,7 +159,7 @@ def _seconds(seconds: float) -> str:
 
 
 def prefixed(value: float, unit: str) -> str:
-    """Returns a rate with three digits and a decimal prefix, such as 85.3 GFLOP/s."""
+    """Formats a rate with three digits and a decimal prefix, such as 85.3 GFLOP/s."""
     for prefix in ("", "k", "M", "G"):
         if value < 999.5:
             return f"{value:.3g} {prefix}{unit}"
@@ -176,23 +177,23 @@ _ROOFS = {"float32": "0.55", "bfloat16": "0.1"}
 
 
 class Roof(NamedTuple):
-    """A roof: peak operations per second, and bytes per second of memory, of one device."""
+    """Peak FLOP/s and memory bandwidth of one device, which limit all programs."""
 
     flops: float
     bandwidth: float
 
     @property
     def ridge(self) -> float:
-        """The operations per byte from which on memory no longer limits a program."""
+        """FLOPs per byte above which memory no longer limits a program."""
         return self.flops / self.bandwidth
 
     def attainable(self, intensity: float | np.ndarray) -> Any:
-        """Returns the operations per second that this roof allows at operations per byte."""
+        """Returns the FLOP/s that a program with this intensity (FLOPs per byte) can attain."""
         return np.minimum(self.flops, np.asarray(intensity) * self.bandwidth)
 
 
-def roofs_of(ceilings: Ceilings) -> dict[str, Roof]:
-    """Returns the measured roof of each dtype, and the published one."""
+def make_roofs(ceilings: Ceilings) -> dict[str, Roof]:
+    """Returns the measured limits of each dtype, and the published limits."""
     found = {}
     if ceilings.bandwidth:
         for dtype, flops in ceilings.flops.items():
@@ -205,19 +206,19 @@ def roofs_of(ceilings: Ceilings) -> dict[str, Roof]:
 def draw_roofline(
     measurements: list[Measurement], ceilings: Ceilings, title: str, path: Path
 ) -> None:
-    """Draws the measured roofs, the published one dashed, and a numbered point for each program.
+    """Plots the measured limits, the published limits (dashed), and a numbered point per program.
 
     Args:
-        measurements: The measurements; those without operations or bytes are omitted.
-        ceilings: The ceilings.
+        measurements: The measurements. Programs without FLOPs or bytes are omitted.
+        ceilings: The peak rates.
         title: The title.
-        path: The PNG to write.
+        path: The PNG file to write.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator
 
     points = [x for x in measurements if x.part in _STYLES and x.intensity]
-    roofs = roofs_of(ceilings)
+    roofs = make_roofs(ceilings)
     figure = Figure(figsize=(11, 5.6), layout="constrained")
     axes = figure.subplots()
     low, high = _limits([*(x.intensity for x in points), *(x.ridge for x in roofs.values())])
@@ -230,8 +231,8 @@ def draw_roofline(
         axes.plot(*place, label=f"{number + 1}  {x.part}: {x.name}", alpha=0.85, **style)
         corner = _CORNERS[sum(_are_close(place, other) for other in places[:number]) % 4]
         axes.annotate(str(number + 1), place, fontsize=9, textcoords="offset points", **corner)
-    axes.set_xlabel("FLOP per byte (least bytes that the program must move)")
-    axes.set_ylabel("speed of each device")
+    axes.set_xlabel("FLOPs per byte (minimum bytes that the program must move)")
+    axes.set_ylabel("FLOP/s per device")
     axes.grid(alpha=0.2, which="both")
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(lambda value, _: prefixed(value, "FLOP/s"))
@@ -241,8 +242,8 @@ def draw_roofline(
     write_figure(figure, title, path, dpi=130)
 
 
-# Where the number of a point stands, in printer's points. Points that are close to one another use
-# different corners.
+# Each marker of the plot has a number at one of its corners. Overlapping markers have their numbers
+# at different corners. The offsets are in typographic points.
 _CORNERS = tuple(
     {"xytext": (x, y), "ha": "left" if x > 0 else "right", "va": "bottom" if y > 0 else "top"}
     for x, y in ((5, 3), (-5, -3), (5, -3), (-5, 3))
@@ -250,7 +251,7 @@ _CORNERS = tuple(
 
 
 def _are_close(one: tuple[float, float], other: tuple[float, float]) -> bool:
-    """Returns whether the markers of two points overlap: less than 25% apart in both directions."""
+    """Returns whether two markers overlap, that is, differ by less than 25% in both directions."""
     return all(abs(np.log(x / y)) < 0.25 for x, y in zip(one, other, strict=True))
 
 
@@ -264,10 +265,10 @@ def _draw_roofs(axes: Any, roofs: dict[str, Roof], low: float, high: float) -> N
             roof.attainable(intensities),
             linestyle="-" if is_measured else "--",
             color=_ROOFS[name.split(", ")[1]] if is_measured else "C4",
-            label=f"roof {name}: {peak}, {memory}",
+            label=f"roofline of {name}: {peak}, {memory}",
         )
 
 
 def _limits(values: list[float]) -> tuple[float, float]:
-    """Returns the limits of a logarithmic axis that shows these values with some room."""
+    """Returns the limits of a logarithmic axis that shows these values with a margin."""
     return (min(values, default=1.0) / 3, max(values, default=1.0) * 3)

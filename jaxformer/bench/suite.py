@@ -1,4 +1,4 @@
-"""The whole measurement: the programs that suit a device, in order, within a time budget."""
+"""Benchmark suite, which runs the programs that suit a device within a time budget."""
 
 import os
 import platform
@@ -24,13 +24,15 @@ from jaxformer.bench.models import DecodingCase, TrainingCase, measure_decoding,
 from jaxformer.models.config import DecoderConfig, preset
 from jaxformer.models.parameters import parameter_count
 
-# Bytes per parameter of a training step: the parameter, its gradient and two moments, in float32.
+# Bytes per parameter in a training step: parameter, gradient and two moments, all in float32.
 _STATE_BYTES = 16
-# Activations that a layer keeps for the backward pass, per token and feature: about 20 values of
-# bfloat16. A batch that is too large by this estimate is halved (`largest_that_fits`).
+# Activations that the forward pass stores per token, feature and layer: about 20 bfloat16 values.
+# If the estimate is too low, the batch is halved (`largest_that_fits`).
 _ACTIVATION_BYTES = 40
-_MOST_TOKENS = 65_536  # per device and step; larger batches gain little
-_UNKNOWN_MEMORY = 12e9  # bytes, of devices that do not report theirs
+# The maximum number of tokens per device and step. Larger batches hardly increase the throughput.
+_MOST_TOKENS = 65_536
+# Assumed memory size, in bytes, of a device that does not report its memory size.
+_UNKNOWN_MEMORY = 12e9
 
 # 10.8 M parameters
 _SMALL = DecoderConfig(vocab_size=256, max_length=256, num_layers=6, embed_dim=384, num_heads=6)
@@ -39,17 +41,17 @@ _TINY = DecoderConfig(vocab_size=256, max_length=64, num_layers=2, embed_dim=64,
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """Sizes of all programs.
+    """Sizes of all benchmark programs.
 
     Attributes:
-        matrix_size: Rows and columns of the matrices.
-        array_bytes: Bytes of the array that is copied and read.
-        training: The training steps, smallest first.
-        decoding: The models that decode, smallest first.
-        attention: The shapes of attention.
-        exchanged: Bytes per device of the exchanged array.
-        rounds: How often each program is timed.
-        seconds: Estimate of the seconds of each part, with compilation, by the name of the part or
+        matrix_size: The number of rows and columns of the matrices.
+        array_bytes: The bytes of the array that is copied and read.
+        training: The training benchmarks, smallest first.
+        decoding: The decoding benchmarks, smallest first.
+        attention: The shapes of the attention benchmark.
+        exchanged: The bytes per device of the array that the collectives exchange.
+        rounds: The limits on the timed rounds of each program.
+        seconds: Estimated seconds of each part, including compilation, by the name of the part or
             of its model.
     """
 
@@ -106,17 +108,17 @@ _ACCELERATOR = BenchPlan(
 
 
 def plan_for(platform: str, memory: int | None, count: int, quick: bool) -> BenchPlan:
-    """Returns the plan for a machine.
+    """Returns the benchmark sizes for a machine.
 
     Args:
         platform: The name of the platform: cpu, gpu or tpu.
-        memory: Bytes that JAX may use on one device; None: they are not known.
+        memory: The bytes that JAX may use on one device, or None if unknown.
         count: The number of devices.
-        quick: Whether to measure tiny programs, in a few seconds.
+        quick: Whether to select tiny programs, which take a few seconds.
     """
     if quick:
         return QUICK
-    if platform == "cpu":  # simulated devices share the cores
+    if platform == "cpu":  # Simulated devices share the CPU's cores.
         cases = (x._replace(batch_size=max(1, x.batch_size // count)) for x in CPU.training)
         return replace(CPU, training=tuple(cases))
     memory = int(memory or _UNKNOWN_MEMORY)
@@ -136,26 +138,28 @@ def plan_for(platform: str, memory: int | None, count: int, quick: bool) -> Benc
 
 
 def _training_case(name: str, memory: int, count: int) -> TrainingCase | None:
-    """Returns a case with a batch that should fit; None if the training state takes too much.
+    """Returns a training benchmark for a device with `memory` bytes.
 
-    The rows are a power of two, so that halving reaches 1.
+    Returns None if the training state needs more than two thirds of the memory.
+
+    The batch size is a power of two, so that halving ends at 1.
     """
     config = preset(name)
     room = memory - _STATE_BYTES * parameter_count(config) // count
     if room < memory / 3:
         return None
     token_bytes = _ACTIVATION_BYTES * config.num_layers * config.embed_dim
-    rows = min(room // token_bytes, _MOST_TOKENS) // config.max_length
-    return TrainingCase(name, config, config.max_length, _power_of_two(max(1, rows)))
+    batch_size = min(room // token_bytes, _MOST_TOKENS) // config.max_length
+    return TrainingCase(name, config, config.max_length, _power_of_two(max(1, batch_size)))
 
 
 def _power_of_two(most: int) -> int:
-    """Returns the largest power of two that is at most `most`."""
+    """Returns the largest power of two that does not exceed `most`."""
     return 2 ** (most.bit_length() - 1)
 
 
 class SuitePart(NamedTuple):
-    """Part of the measurement: its name, an estimate of its seconds, and what runs it."""
+    """Part of the benchmark: its name, the estimated seconds, and the function that measures it."""
 
     name: str
     seconds: float
@@ -163,14 +167,14 @@ class SuitePart(NamedTuple):
 
 
 class Results(NamedTuple):
-    """Measurements, and the reason for each part that was skipped, by its name."""
+    """The measurements of a benchmark, and {name of a skipped part: reason}."""
 
     measurements: list[Measurement]
     skipped: dict[str, str]
 
 
 def suite_parts(plan: BenchPlan, dtype: DType) -> Iterator[SuitePart]:
-    """Yields the parts: first the ceilings, then the programs that are compared with them.
+    """Yields the parts of the benchmark: first the peak rates, then the other programs.
 
     Args:
         plan: The sizes.
@@ -199,23 +203,24 @@ def run_parts(
     show: Callable[[str, Callable], list[Measurement]],
     clock: TimeSource = time.perf_counter,
 ) -> Results:
-    """Runs the parts that fit into the budget.
+    """Runs the parts that fit into the time budget.
 
-    A part that needs more memory than there is, or that the mesh of all devices does not suit, is
-    skipped. The other figures are not lost.
+    A part is also skipped if it needs too much memory or if its model cannot be sharded over the
+    mesh of all devices. The results of the remaining parts are still returned.
 
     Args:
         parts: The parts.
-        seconds: The time budget.
-        show: (name of a part, its `run`) → its measurements. It shows the progress.
-        clock: Returns the time in seconds.
+        seconds: The time budget in seconds.
+        show: Function that shows the progress. The function takes the name and the `run` of a
+            `SuitePart`, calls `run` and returns the measurements.
+        clock: Function that returns a time in seconds.
     """
     found, skipped, end = [], {}, clock() + seconds
     for part in parts:
         remaining = end - clock()
         if remaining < part.seconds:
             skipped[part.name] = (
-                f"it needs about {part.seconds:.0f} s, and {max(0, remaining):.0f} s remain"
+                f"this part needs about {part.seconds:.0f} s, but {max(0, remaining):.0f} s remain"
             )
             continue
         try:
@@ -234,7 +239,7 @@ def processor() -> str:
 
 
 def machine() -> dict:
-    """Returns the devices, and the versions and flags on which compiled programs depend."""
+    """Returns the devices, and the versions and flags that affect compiled programs."""
     device = jax.devices()[0]
     names = ("jax", "jaxlib", "flax")
     return {

@@ -1,21 +1,20 @@
-"""The command line `jaxformer VERB …`. Each verb is a module that calls the package's library."""
+"""The command line `jaxformer VERB …`. Each subcommand is a module."""
 
 import keyword
 import sys
 import warnings
-from difflib import get_close_matches
 from importlib import import_module
 from io import TextIOWrapper
 from traceback import format_exception
 from types import TracebackType
 
-from jaxformer.terminal import say, visible
+from jaxformer.terminal import did_you_mean, say, visible
 
 VERBS = {
     "train": "train a model on text (by default on the Python standard library) or on pairs",
     "generate": "continue a prompt with a trained model",
     "translate": "translate the lines of files or of standard input",
-    "fill": "predict the masked tokens of a text with a trained encoder",
+    "fill-mask": "predict the masked tokens of a text with a trained encoder",
     "evaluate": "score a model on files: loss, bits per byte, BLEU",
     "compare": "compare runs: settings, results and a picture of the losses",
     "explain": "write an interactive HTML page about a model and a text",
@@ -24,33 +23,33 @@ VERBS = {
     "doctor": "show this machine's setup, or what a model needs on another machine",
     "bench": "measure this machine's speed at training, decoding and attention",
     "verify": "check properties of a model, such as causality and determinism",
-    "attention": "draw which tokens each head of a model reads from, for one text",
+    "plot-attention": "draw the attention weights of each head for one text",
 }
 
 
 def _usage() -> str:
-    from jaxformer.cli.help import table_of
+    from jaxformer.cli.help import format_table
 
     return f"""usage: jaxformer VERB …
 
-{table_of(VERBS)}
+{format_table(VERBS)}
 
 jaxformer VERB --help lists the options of a verb.
 jaxformer VERB --debug shows the traceback of an error."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a verb.
+    """Runs a subcommand.
 
     Args:
-        argv: The words after `jaxformer`; None: those of the process.
+        argv: The words after `jaxformer`. If None, `sys.argv[1:]` is used.
 
     Returns:
         The exit status: 0, 1 (failure), 2 (bad input), 130 (Ctrl-C), or the error's `status`.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
-        # A character outside the terminal's encoding must not raise.
+        # A character that the terminal cannot encode must not raise an error.
         sys.stdout.reconfigure(errors="backslashreplace")
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]
@@ -65,18 +64,19 @@ def main(argv: list[str] | None = None) -> int:
         say(__version__)
         return 0
     if argv[0] not in VERBS:
-        close = get_close_matches(argv[0], VERBS, n=1)
-        meant = f"; did you mean {close[0]}?" if close else ""
-        return _fail(f"verb is {argv[0]!r}; it must be one of {', '.join(VERBS)}{meant}", 2)
+        meant = did_you_mean(argv[0], VERBS) or f"; the verbs are {', '.join(VERBS)}"
+        return _fail(f"unknown verb {argv[0]!r}{meant}", 2)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            module = argv[0] + "_" * keyword.iskeyword(argv[0])
+            module = argv[0].replace("-", "_") + "_" * keyword.iskeyword(argv[0])
             return import_module(f"jaxformer.cli.{module}").main(argv[1:]) or 0
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of the pipe has exited, so no message is needed
+        # The process that reads the output has exited. If stderr were open, Python would print a
+        # message about the broken pipe at exit.
+        sys.stderr.close()
         return 1
     except Exception as error:
         if debug:
@@ -105,5 +105,8 @@ def _say(message: str) -> None:
 def _show_traceback(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    """Replaces `sys.excepthook`: an error message may contain control characters from a file."""
+    """Replaces `sys.excepthook`: prints the traceback with control characters as escapes.
+
+    An error message may quote control characters from an untrusted file.
+    """
     say("".join(format_exception(kind, error, traceback)).rstrip("\n"), sys.stderr)

@@ -1,44 +1,44 @@
-"""Parser of the command line: it fills in the dataclass of a verb's arguments."""
+"""Command line parser, which fills in the dataclass of a subcommand's arguments."""
 
 import re
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from jaxformer.cli.flags import (
     Flag,
     field_values,
-    flags_of,
+    flag_key,
     is_section,
-    key_of,
+    list_flags,
     read_value,
     value_in,
 )
-from jaxformer.cli.help import asks_for_help, help_text, usage_of
+from jaxformer.cli.help import asks_for_help, format_usage, help_text
 from jaxformer.models.config.needs import Need, check_read
-from jaxformer.terminal import say
+from jaxformer.terminal import did_you_mean, say
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
-_FLAG = re.compile(r"(?!-inf$)-+[A-Za-z][\w-]*(=.*)?", re.DOTALL)  # no number, and no text
+# The pattern matches flags, but neither negative numbers nor texts with spaces.
+_FLAG = re.compile(r"(?!-inf$)-+[A-Za-z][\w-]*(=.*)?", re.DOTALL)
 
 
 def parse(kind: type[T], verb: str, argv: list[str]) -> T:
-    """Returns an instance of the dataclass `kind`.
+    """Parses a command line into an instance of the dataclass `kind`.
 
     A field of a nested dataclass becomes a flag without a prefix.
 
     Args:
         kind: The dataclass of the arguments.
-        verb: The name of the verb.
-        argv: The words after the verb. --help and --help-all print the flags and exit.
+        verb: The name of the subcommand.
+        argv: The words after the subcommand. --help and --help-all print the flags and exit.
 
     Raises:
-        ValueError: The words cannot be parsed, or nothing would read a flag.
+        ValueError: The words cannot be parsed or a flag would have no effect.
     """
     return complete(kind, read_given(kind, verb, argv))
 
@@ -50,70 +50,87 @@ def read_given(
 
     Args:
         kind: The dataclass of the arguments.
-        verb: The name of the verb.
-        argv: The words after the verb. --help and --help-all print the flags and exit.
-        default: An instance whose values are the defaults; None: the defaults of the class.
-        main: The flags that --help lists; (): all flags.
+        verb: The name of the subcommand.
+        argv: The words after the subcommand. --help and --help-all print the flags and exit.
+        default: An instance of `kind` that provides the defaults. If None, the fields' own defaults
+            apply.
+        main: The flags that --help lists. If empty, --help lists all flags.
 
     Raises:
-        ValueError: A flag is unknown, lacks its value or has a wrong one, or a word is missing.
+        ValueError: a flag is unknown, has a missing or invalid value, or an argument is missing.
     """
-    flags = flags_of(kind, default)
+    flags = list_flags(kind, default)
     if asks_for_help(argv):
         say(help_text(kind, verb, flags, "--help-all" in argv, main))
         raise SystemExit(0)
     line = split(flags, argv)
     if line.unknown:
         raise ValueError(_about_unknown(line.unknown, flags, verb))
-    words = line.given | _positional(verb, flags, line.others)
+    left = [flag for flag in flags if flag.is_positional and flag.key not in line.given]
+    words = line.given | _positional(left, line.others, format_usage(verb, flags))
     for flag in flags:
         if flag.is_required and flag.key not in words:
             raise ValueError(f"{flag.name.rstrip('…')} is missing; give {flag.text}")
-    return values_of(flags, words)
+    return read_values(flags, words)
 
 
 class Line(NamedTuple):
-    """The words of a command line."""
+    """The words of a command line, grouped by the argument to which they belong.
 
-    given: dict[str, list[str]]  # those of each known flag, by key
-    others: list[str]  # those that belong to no flag
-    unknown: list[str]  # unknown flags
+    Attributes:
+        given: The words of each known flag's value, by the flag's key.
+        others: The words that do not belong to a flag.
+        unknown: The unknown flags.
+    """
+
+    given: dict[str, list[str]]
+    others: list[str]
+    unknown: list[str]
 
 
 def split(flags: list[Flag], argv: list[str]) -> Line:
     """Splits a command line into flags with their words, and other words.
 
-    A word that starts with - and a letter is a flag, unless it has a space. Its value is the next
-    word, or follows an equals sign. All words after -- belong to no flag.
+    A word that starts with - and a letter is a flag, unless it has a space. The value is the next
+    word, or follows an equals sign. Words after -- never belong to a flag. A positional argument
+    may also be written as a flag: `--prompt TEXT`.
 
     Args:
         flags: The known flags.
-        argv: The words after the verb.
+        argv: The words after the subcommand.
 
     Raises:
-        ValueError: A known flag lacks its value, or has one although it takes none.
+        ValueError: a flag lacks its value, or a flag that takes no value has one.
     """
-    known = {name: flag for flag in flags if not flag.is_positional for name in flag.names}
-    line, words = Line({}, [], []), deque(argv)
+    known, line, words = _by_name(flags), Line({}, [], []), deque(argv)
     while words and (word := words.popleft()) != "--":
         is_flag = _FLAG.fullmatch(word) is not None
-        # A word such as -oFILE.png has a value without an equals sign.
+        # In a word such as -oFILE.png, the value follows the flag without an equals sign.
         name, equals, value = word.partition("=") if is_flag else (word[:2], "=", word[2:])
         if (flag := known.get(name.replace("_", "-"))) is None:
             (line.unknown if is_flag else line.others).append(name if is_flag else word)
             continue
-        following = _words_of(flag, name, [value] * bool(equals), words)
+        following = _take_words(flag, name, [value] * bool(equals), words)
         repeated = line.given.get(flag.key, []) if flag.spelling.is_repeated else []
         line.given[flag.key] = repeated + following
     line.others.extend(words)
     return line
 
 
-def _words_of(flag: Flag, name: str, attached: list[str], words: deque[str]) -> list[str]:
-    """Returns the words of a flag's value: `attached`, and those that it removes from `words`."""
+def _take_words(flag: Flag, name: str, attached: list[str], words: deque[str]) -> list[str]:
+    """Returns the words of a flag's value.
+
+    Args:
+        flag: The flag.
+        name: The flag as it was written on the command line.
+        attached: A list with the value after the equals sign, or an empty list without an equals
+            sign.
+        words: The words after the flag. The function removes the words of the flag's value from
+            this deque.
+    """
     if flag.hint is bool:
         if attached:
-            raise ValueError(f"{name} is {attached[0]!r}; it takes no value")
+            raise ValueError(f"{name} is {attached[0]!r}; this flag does not accept a value")
         return [str(name.replace("_", "-") != flag.names[-1] or len(flag.names) == 1)]
     following = list(attached)
     while words and words[0] != "--" and not _FLAG.fullmatch(words[0]):
@@ -126,30 +143,36 @@ def _words_of(flag: Flag, name: str, attached: list[str], words: deque[str]) -> 
     raise ValueError(f"{name} has no value; give {name} {flag.placeholder}{dash}")
 
 
-def _positional(verb: str, flags: list[Flag], words: list[str]) -> dict[str, list[str]]:
-    """Returns the words of each positional argument; raises ValueError if some are left."""
+def _by_name(flags: list[Flag]) -> dict[str, Flag]:
+    """Returns the flag for each spelling that starts with a dash."""
+    dashed = {f"--{flag.key.replace('_', '-')}": flag for flag in flags if flag.is_positional}
+    return {name: flag for flag in flags for name in flag.names if name[0] == "-"} | dashed
+
+
+def _positional(flags: list[Flag], words: list[str], usage: str) -> dict[str, list[str]]:
+    """Returns the words of each positional argument; raises ValueError if words are left over."""
     given, left = {}, deque(words)
     for flag in flags:
-        if flag.is_positional and left:
+        if left:
             number = len(left) if flag.takes_several else 1
             given[flag.key] = [left.popleft() for _ in range(number)]
     if left:
-        raise ValueError(f"unexpected word {left[0]!r}; usage: {usage_of(verb, flags)}")
+        raise ValueError(f"unexpected word {left[0]!r}; usage: {usage}")
     return given
 
 
 def _about_unknown(names: list[str], flags: list[Flag], verb: str) -> str:
-    """Returns a message about unknown flags, with the known flags that resemble them."""
-    known = [name for flag in flags if not flag.is_positional for name in flag.names]
+    """Returns an error message about unknown flags, with suggestions of similar flags."""
     alike = {x: "--" + x.lstrip("-").replace("_", "-").lower() for x in names}
-    close = {x: get_close_matches(alike[x], known, n=1, cutoff=0.75) for x in names}
-    meant = [f"{name}; did you mean {found[0]}?" for name, found in close.items() if found]
-    told = " ".join(meant) or f"{', '.join(names)}; jaxformer {verb} --help-all lists the options"
+    known = _by_name(flags)
+    meant = [f"{name}{did_you_mean(alike[name], known)}" for name in names]
+    told = " ".join(x for x in meant if x.endswith("?"))
+    told = told or f"{', '.join(names)}; jaxformer {verb} --help-all lists the options"
     return f"unknown option {told}"
 
 
-def values_of(flags: list[Flag], words: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Returns the values of the flags that have words; raises ValueError for a wrong word."""
+def read_values(flags: list[Flag], words: Mapping[str, list[str]]) -> dict[str, Any]:
+    """Converts the words of flags to values; raises ValueError for an invalid word."""
     known = {flag.key: flag for flag in flags}
     return {key: read_value(known[key].name, known[key].hint, words[key]) for key in words}
 
@@ -159,11 +182,12 @@ def complete(kind: type[T], given: Mapping[str, Any], default: T | None = None) 
 
     Args:
         kind: The dataclass.
-        given: Values by key, also those of nested dataclasses.
-        default: An instance with the remaining values; None: the defaults of the class.
+        given: Values by key, including the values of nested dataclasses.
+        default: An instance of `kind` that provides the values missing from `given`. If None, the
+            fields' own defaults apply.
 
     Raises:
-        ValueError: The dataclass refuses a value, or nothing would read it.
+        ValueError: The dataclass rejects a value, or an argument would have no effect.
     """
     arguments = _filled(kind, given, default)
     refuse_unread(arguments, given)
@@ -177,21 +201,22 @@ def _filled(kind: type[T], given: Mapping[str, Any], default: object) -> T:
         if is_section(value):
             values[field.name] = _filled(type(value), given, value)
         else:
-            values[field.name] = given.get(key_of(kind, field.name), value)
+            values[field.name] = given.get(flag_key(kind, field.name), value)
     return kind(**values)
 
 
 def refuse_unread(arguments: object, given: Collection[str]) -> None:
-    """Checks that something reads each argument of a command line.
+    """Checks that every argument on the command line has an effect.
 
     Args:
-        arguments: The dataclass. Its property `implied`, if it has one, adds values by name.
-        given: The keys of the arguments that the command line gives.
+        arguments: The dataclass instance. If the instance has a property `implied`, the conditions
+            (`needs`) may also depend on the values in this property.
+        given: The keys of the arguments on the command line.
 
     Raises:
-        ValueError: A condition (`needs`) of such an argument does not hold.
+        ValueError: The condition (`needs`) of an argument does not hold.
     """
-    flags = flags_of(type(arguments), arguments)
+    flags = list_flags(type(arguments), arguments)
     needs: dict[str, tuple[Need, ...]] = {}
     for group in dict.fromkeys(flag.group for flag in flags):
         for name, conditions in getattr(group, "needs", {}).items():

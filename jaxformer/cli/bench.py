@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 class BenchArguments:
     """Measure this machine: training, decoding and attention, compared with the hardware's limits.
 
-    It takes at most ten minutes. It first measures matrix products and memory, then training steps,
-    decoding, the time to the first token, attention and, on several devices, collectives. It prints
-    a table, and writes a JSON file and, beside it, a roofline picture (.png).
+    The benchmark takes at most ten minutes. The measurements are matrix products, memory, training
+    steps, decoding, the time to the first token, attention and, with several devices, collectives.
+    The results are printed as a table and written to a JSON file and a roofline picture (.png).
     """
 
     out: OutFile = None
-    """the .json file to write, which must not exist; None: bench.json, or bench-2.json, … if that
-    exists"""
+    """the .json file to write, which must not exist; default: bench.json, or bench-2.json, … if
+    that exists"""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """dtype of the models and of attention; None: float32 on CPUs, bfloat16 elsewhere"""
+    """dtype of the models and of attention; default: float32 on CPUs, bfloat16 elsewhere"""
     seconds: float = 480.0
-    """time budget; a part that would probably end later is skipped"""
+    """time budget in seconds; parts that would probably exceed it are skipped"""
     quick: Switch = False
-    """measure tiny programs in a few seconds, to see that everything works"""
+    """measure tiny programs in a few seconds, to test the benchmark itself"""
     json: Switch = False
     """print one JSON object and nothing else"""
 
@@ -48,23 +48,23 @@ class BenchArguments:
 
 
 def main(argv: list[str]) -> int:
-    """Measures, prints the table and writes the files."""
+    """Measures this machine, prints the results, and writes the JSON file and the picture."""
     arguments = parse(BenchArguments, "bench", argv)
     from jaxformer.runtime import start_jax
 
     start_jax()
     from jaxformer.bench.measurement import Ceilings
-    from jaxformer.bench.report import draw_roofline, json_of, results_table
+    from jaxformer.bench.report import draw_roofline, results_json, results_table
     from jaxformer.bench.suite import machine
-    from jaxformer.training.devices import device_of
+    from jaxformer.training.devices import device_specs
 
     here = machine()
     usual = "float32" if here["platform"] == "cpu" else "bfloat16"
     dtype = arguments.dtype or usual
     results = _measure(arguments, dtype, here)
-    ceilings = Ceilings.of(results.measurements, device_of(here["device"]))
+    ceilings = Ceilings.of(results.measurements, device_specs(here["device"]))
     found = {"machine": here, "dtype": dtype, "quick": arguments.quick}
-    found |= json_of(results, ceilings)
+    found |= results_json(results, ceilings)
     path = arguments.out or next_free(Path(), "bench", ".json", ".png")
     picture = path.with_suffix(".png")
     device = here["processor"] if here["platform"] == "cpu" else here["device"]
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 def _measure(
     arguments: BenchArguments, dtype: Literal["float32", "bfloat16"], here: dict
 ) -> "Results":
-    """Runs all parts and shows their progress. Returns the `Results`."""
+    """Runs all parts of the benchmark, shows the progress and returns the `Results`."""
     from jaxformer.bench.suite import plan_for, run_parts, suite_parts
     from jaxformer.training.screen import Screen
 

@@ -1,23 +1,18 @@
-"""Checkpoints that the command line names: RUN of most verbs, and --from of `train`."""
+"""Loads the checkpoint that a command line names, by RUN or by --init-from."""
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from jaxformer.artifacts.run import Origin, RunFolder, keep
-from jaxformer.artifacts.tokenizer import (
-    Tokenizer,
-    lowers_case,
-    parsing_special,
-    report_of,
-    spelled_tokens,
-)
+from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
+from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case, parsing_special
 from jaxformer.cli.flags import IgnoredOptions, Switch, positional
-from jaxformer.models.config import kind_of
+from jaxformer.models.config import architecture_name
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
@@ -29,7 +24,7 @@ from jaxformer.training.presets import (
     fine_tuning,
 )
 
-if TYPE_CHECKING:  # these import JAX
+if TYPE_CHECKING:  # These modules import JAX.
     import jax
 
     from jaxformer.artifacts.saved import Checkpoint, Stored
@@ -37,29 +32,29 @@ if TYPE_CHECKING:  # these import JAX
 
 @dataclass(frozen=True)
 class RunArguments:
-    """Arguments of every verb that uses a model."""
+    """Arguments of every subcommand that uses a model."""
 
     run: Annotated[str, positional("RUN")]
     """the model: a run folder, a saved folder, a folder in Hugging Face format or a hub id"""
     mesh: MeshSizes | None = field(default=None, kw_only=True)
-    """devices along each mesh axis to shard the model over, such as data=2,tensor=4; None: one
+    """devices along each mesh axis to shard the model over, such as data=2,tensor=4; default: one
     device"""
 
     def adapted(self, checkpoint: "Checkpoint") -> "Checkpoint":
-        """Returns the checkpoint with the changes that the arguments ask for."""
+        """Returns the checkpoint, changed according to the arguments of the subcommand."""
         return checkpoint
 
 
 @dataclass(frozen=True)
 class TextArguments(RunArguments):
-    """Arguments of every verb that reads a text with the model's tokenizer."""
+    """Arguments of every subcommand that reads a text with the model's tokenizer."""
 
     parse_special: Switch = field(default=False, kw_only=True)
-    """read special tokens that the text spells out, such as <|im_start|>, as these tokens, not as
-    plain text; a run that was trained with --parse-special always does"""
+    """read special tokens in the text, such as <|im_start|>, as single tokens instead of plain
+    text; always on for a run that was trained with --parse-special"""
 
     def adapted(self, checkpoint: "Checkpoint") -> "Checkpoint":
-        """Returns the checkpoint with a tokenizer that reads special tokens, if asked to."""
+        """Returns the checkpoint; with --parse-special, its tokenizer parses special tokens."""
         checkpoint = super().adapted(checkpoint)
         if checkpoint.tokenizer is None or not self.parse_special:
             return checkpoint
@@ -68,14 +63,14 @@ class TextArguments(RunArguments):
 
 @dataclass(frozen=True)
 class DecodingArguments(TextArguments):
-    """Arguments of every verb that generates text."""
+    """Arguments of every subcommand that generates text."""
 
     ignore_generation_config: IgnoredOptions = field(default=(), kw_only=True)
-    """option of the checkpoint's generation_config.json to leave out, such as one that is not
+    """option of the checkpoint's generation_config.json to ignore, for example because it is not
     implemented; may be repeated"""
 
     def adapted(self, checkpoint: "Checkpoint") -> "Checkpoint":
-        """Returns the checkpoint without the options that --ignore-generation-config names."""
+        """Returns the checkpoint without the generation options in --ignore-generation-config."""
         from jaxformer.hub.generation import without_options
 
         checkpoint = super().adapted(checkpoint)
@@ -85,11 +80,14 @@ class DecodingArguments(TextArguments):
 
 
 @contextmanager
-def load_model(arguments: RunArguments) -> Iterator["Checkpoint"]:
-    """Starts JAX and loads the model. With --mesh, the model is sharded and the mesh is in context.
+def load_model(arguments: RunArguments) -> Generator["Checkpoint"]:
+    """Starts JAX and loads the model.
+
+    With --mesh, the model is sharded over the mesh, and the `with` block runs inside
+    `jax.set_mesh`.
 
     Args:
-        arguments: The arguments of the verb.
+        arguments: The arguments of the subcommand.
 
     Yields:
         The `Checkpoint`.
@@ -98,7 +96,7 @@ def load_model(arguments: RunArguments) -> Iterator["Checkpoint"]:
     import jax
 
     from jaxformer.hub.load import load
-    from jaxformer.models.mesh import make_mesh
+    from jaxformer.models.sharding.parameters import make_mesh
 
     mesh = None if arguments.mesh is None else make_mesh(asdict(arguments.mesh))
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
@@ -107,30 +105,30 @@ def load_model(arguments: RunArguments) -> Iterator["Checkpoint"]:
 
 
 def report_special(tokenizer: Tokenizer, where: str, parts: Iterable[str]) -> None:
-    """Prints on standard error how special tokens that a text spells out are read.
+    """Reports on standard error how the special tokens that a text spells out are encoded.
 
     Args:
-        tokenizer: The tokenizer that reads the text.
+        tokenizer: The tokenizer that encodes the text.
         where: The name of the text, such as "the prompt".
-        parts: The text, in parts of any size.
+        parts: Strings of any length, whose concatenation is the text.
     """
     print_special(tokenizer, where, spelled_tokens(tokenizer, parts))
 
 
 def print_special(tokenizer: Tokenizer, where: str, found: Counter[str]) -> None:
-    """Prints the report of `report_special` for counted special tokens."""
-    if (line := report_of(tokenizer, found, where)) is not None:
+    """Prints the report of `report_special`, given the result `found` of `spelled_tokens`."""
+    if (line := report_special_tokens(tokenizer, found, where)) is not None:
         say(line, file=sys.stderr)
 
 
 class Base(NamedTuple):
-    """An opened checkpoint whose parameters are not read yet.
+    """A checkpoint that has been opened, but whose parameters have not been read.
 
     Attributes:
         path: The checkpoint's folder.
-        stored: Its config, its tokenizer and a function that reads its parameters.
-        training: The default settings of a run that starts from it.
-        step: The step of its newest checkpoint; None if the folder is not a run.
+        stored: The config, the tokenizer and a function that reads the parameters.
+        training: The default settings of a run that starts from the checkpoint.
+        step: The step of the newest checkpoint, or None if the folder is not a run.
     """
 
     path: Path
@@ -140,11 +138,11 @@ class Base(NamedTuple):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Its tokenizer; None if it has none."""
+        """The checkpoint's tokenizer, or None."""
         return self.stored.tokenizer
 
     def accept(self, training: TrainingConfig) -> None:
-        """Raises ValueError if a run with these settings cannot start from the checkpoint."""
+        """Raises ValueError if a run with the given settings cannot start from the checkpoint."""
         from jaxformer.models.kinds import build
         from jaxformer.models.lora import adapted_maps
         from jaxformer.models.parameters import shape_tree
@@ -155,20 +153,20 @@ class Base(NamedTuple):
             adapted_maps(shape_tree(build(training.model)), training.lora)
 
     def ignoring(self, names: Iterable[str]) -> "Base":
-        """Returns the checkpoint without these options for generation.
+        """Returns the checkpoint without the named generation options.
 
         Raises:
-            ValueError: An option has an unknown name, or the run could not generate its samples
-                because of an option that is not implemented.
+            ValueError: a named option is unknown, or the run generates samples and still has an
+                option that is not implemented.
         """
         generation = usable_generation(self.stored.generation, names, self.training)
         return self._replace(stored=self.stored._replace(generation=generation))
 
     def keep(self, folder: RunFolder, training: TrainingConfig) -> None:
-        """Copies the tokenizer into the folder of a new run.
+        """Copies the tokenizer and, if necessary, the checkpoint into the folder of a new run.
 
-        If the new run trains an adapter and the checkpoint is a run, this also copies the
-        checkpoint, because the base run may continue and replace it.
+        If the new run trains an adapter on a checkpoint of another run, the checkpoint is copied.
+        Otherwise, the other run could delete the checkpoint when it continues training.
         """
         # pyrefly: ignore[missing-attribute] (`accept` raises if there is no tokenizer)
         self.tokenizer.save(folder.tokenizer)
@@ -179,64 +177,69 @@ class Base(NamedTuple):
         """Reads the parameters.
 
         Args:
-            mesh: The mesh on which to place them; None: one device.
+            mesh: The mesh over which to shard the parameters. If None, they are on one device.
 
         Returns:
-            The parameters, and their `Origin` for config.json.
+            The parameters, and the `Origin` to store in config.json.
 
         Raises:
-            ValueError: Another process has trained the base run further in the meantime.
+            ValueError: Another process has continued the base run since the checkpoint was opened.
         """
-        from jaxformer.artifacts.tensors import digest_of
+        from jaxformer.artifacts.tensors import compute_digest
         from jaxformer.models.kinds import build
-        from jaxformer.models.mesh import parameter_shapes
+        from jaxformer.models.sharding.parameters import parameter_shapes
 
         params = self.stored.read(parameter_shapes(build(self.stored.config), mesh))
         if _newest_step(self.path) != self.step:
             raise ValueError(
-                f"{self.path} was trained further while it was being read; run the command again"
+                f"{self.path} was trained further while it was read; run the command again"
             )
         stored, special = self.stored, getattr(self.tokenizer, "special", None)
         special = None if special is None else asdict(special)
-        digest = digest_of(params)
-        about = (stored.family, special, stored.generation, stored.checkpoint_dtype)
+        digest = compute_digest(params)
+        about = (stored.model_type, special, stored.generation, stored.checkpoint_dtype)
         return params, Origin(self.path, digest, *about)
 
 
 def usable_generation(
     generation: GenerationDefaults, names: Iterable[str], training: TrainingConfig
 ) -> GenerationDefaults:
-    """Returns a checkpoint's settings for the samples of a run; see `Base.ignoring`."""
+    """Returns a checkpoint's generation settings for the samples of a run (see `Base.ignoring`)."""
     from jaxformer.decoding.constraints import check_supported
     from jaxformer.hub.generation import without_options
 
     generation = without_options(generation, names)
-    if not training.model.bidirectional:  # such a run generates nothing
+    # The runs of encoders do not generate samples.
+    if not training.model.bidirectional:
         check_supported(generation)
     return generation
 
 
 def open_base(source: str, model: str | None, preset: str | None) -> Base:
-    """Opens the checkpoint that --from names.
+    """Opens the checkpoint that --init-from names.
 
     Args:
-        source: The value of --from.
+        source: The value of --init-from.
         model: The value of --model, or None.
         preset: The value of --preset, or None.
 
     Raises:
-        ValueError: There is no such checkpoint, it is not of the kind that --model names, or it
-            is a classifier.
+        ValueError: The checkpoint does not exist, does not match --model, or is a classifier.
     """
     start_jax()
     from jaxformer.hub.load import fetched, opened
 
     path = fetched(source).absolute()
     stored = opened(path)
-    check_head(path, stored.config, stored.family)
-    kind = kind_of(stored.config)
+    if stored.own:
+        raise ValueError(
+            f"{path} contains a model with its own {' and '.join(stored.own)}, which flags cannot "
+            "describe; train it in Python with jaxformer.training.fit.fit"
+        )
+    check_head(path, stored.config, stored.model_type)
+    kind = architecture_name(stored.config)
     if model not in (None, kind):
-        raise ValueError(f"--model is {model!r}, but {path} is of kind {kind}")
+        raise ValueError(f"--model is {model!r}, but {path} has a model of the architecture {kind}")
     training = fine_tuning(kind, stored.config, preset)
     if stored.tokenizer is not None:
         training = replace(training, parse_special=stored.tokenizer.parses_special)
@@ -246,23 +249,23 @@ def open_base(source: str, model: str | None, preset: str | None) -> Base:
 
 
 def _newest_step(path: Path) -> int | None:
-    """Returns the step of a run's newest checkpoint; None if the path is not a run."""
+    """Returns the step of a run's newest checkpoint, or None if the path is not a run."""
     from jaxformer.artifacts.checkpoint import Checkpoints
 
     return max(Checkpoints(RunFolder(path).checkpoints).steps(), default=None)
 
 
-def origin_of(
+def restore_origin(
     folder: RunFolder, origin: Origin, config: TrainingConfig, mesh: "jax.sharding.Mesh | None"
 ) -> dict | None:
-    """Returns the parameters that a resumed run started from, placed on a mesh.
+    """Returns the initial parameters of a resumed run, sharded over a mesh.
 
-    Returns None if they are not needed, because the run's own checkpoints hold all parameters.
+    Returns None if the run's own checkpoints contain all parameters.
     """
     from jaxformer.artifacts.checkpoint import Checkpoints
     from jaxformer.hub.load import origin_params
     from jaxformer.models.kinds import build
-    from jaxformer.models.mesh import parameter_shapes
+    from jaxformer.models.sharding.parameters import parameter_shapes
 
     if config.lora.lora_rank is None and Checkpoints(folder.checkpoints).steps():
         return None

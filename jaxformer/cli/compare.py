@@ -17,7 +17,7 @@ class CompareArguments:
     runs: Annotated[tuple[Path, ...], positional("RUN…")]
     """folders of one or more runs"""
     out: OutFile = None
-    """the .png file to write; None: compare.png, or compare-2.png, … if that exists"""
+    """the .png file to write; default: compare.png, or compare-2.png, … if that exists"""
     json: Switch = False
     """print one JSON object and nothing else"""
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print_table(rows: dict[str, list]) -> None:
-    """Prints one line for each figure or setting, with one column for each run."""
+    """Prints a table with one line per result or setting and one column per run."""
     texts = {name.replace("_", " "): list(map(_said, values)) for name, values in rows.items()}
     widths = [max(map(len, column)) for column in zip(*texts.values(), strict=True)]
     left = max(map(len, texts))

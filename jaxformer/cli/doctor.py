@@ -1,4 +1,4 @@
-"""`jaxformer doctor`: shows this machine's setup, or a model's needs on a target machine."""
+"""`jaxformer doctor`: shows this machine's setup, or what a model requires of a target machine."""
 
 import textwrap
 from dataclasses import asdict, dataclass, field, replace
@@ -9,15 +9,15 @@ from jaxformer.artifacts.files import json_text
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.flags import Switch
 from jaxformer.cli.help import text_width
-from jaxformer.doctor.machines import Target, parse_target, start_for
-from jaxformer.doctor.report import lines_of_decoding, lines_of_setup, lines_of_step, machine_setup
+from jaxformer.doctor.report import decoding_rows, machine_setup, setup_rows, step_rows
+from jaxformer.doctor.targets import Target, parse_target, start_for
 from jaxformer.models.config import KINDS, Execution
 from jaxformer.models.config.check import check_at_least
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Needs, is_given, is_one_of
 from jaxformer.terminal import say
 from jaxformer.training.config import MeshSizes
-from jaxformer.training.presets import kinds_of, training_preset
+from jaxformer.training.presets import kinds_with_preset, training_preset
 
 _PRESET, _COMPILES = is_given("preset"), is_one_of("explain_attention", False)
 
@@ -26,8 +26,9 @@ _PRESET, _COMPILES = is_given("preset"), is_one_of("explain_attention", False)
 class DoctorArguments:
     """Show this machine's setup: devices, versions, memory and missing packages.
 
-    With --preset: compile a model's training step (or with --decode its decoding loop) for a target
-    machine, which need not be this one, and show the memory, communication and time it needs.
+    With --preset, compile the training step of a model for a target machine, which may be absent,
+    and show the required memory, communication and time. With --decode, compile the decoding loop
+    instead.
     """
 
     needs: ClassVar[Needs] = {
@@ -37,8 +38,8 @@ class DoctorArguments:
         "batch_size": (_PRESET, _COMPILES),
         "length": (_PRESET,),
         "dtype": (_PRESET,),
-        "attention": (_PRESET,),
-        "layers": (_PRESET, _COMPILES),
+        "attention_implementation": (_PRESET,),
+        "scan_layers": (_PRESET, _COMPILES),
         "remat": (_PRESET, _COMPILES, is_one_of("decode", False)),
         "decode": (_PRESET, _COMPILES),
         "explain_attention": (_PRESET,),
@@ -50,20 +51,22 @@ class DoctorArguments:
     """kind of model, if the preset exists for several kinds"""
     target: str | None = None
     """machine: gpu:h100:8 (GPUs of one host), tpu:v5e:4x4 (a TPU slice) or cpu:8 (simulated
-    devices); None: cpu with the devices of --mesh"""
+    devices); default: cpu with the devices of --mesh"""
     mesh: MeshSizes | None = None
-    """devices along each mesh axis: data=2,fsdp=4; None: data=N for all N devices of the target"""
+    """devices along each mesh axis: data=2,fsdp=4; default: data=N for all N devices of the
+    target"""
     batch_size: int | None = None
-    """sequences in the whole batch; None: 8 × data × fsdp × expert"""
+    """global batch size in sequences; default: 8 × data × fsdp × expert"""
     length: int | None = None
-    """tokens per sequence; None: the model's max_length"""
+    """tokens per sequence; default: the model's max_length"""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """dtype of activations; None: float32 on CPUs, bfloat16 elsewhere"""
+    """dtype of activations; default: float32 on CPUs, bfloat16 elsewhere"""
     execution: Execution = field(default_factory=Execution)
     decode: Switch = False
     """examine the decoding loop instead of the training step"""
     explain_attention: Switch = False
-    """show which attention runs in each layer, and why no fused kernel does; compiles nothing"""
+    """show the attention kernel of each layer, and why a fused kernel is not used; nothing is
+    compiled"""
     json: Switch = False
     """print one JSON object and nothing else"""
 
@@ -75,12 +78,12 @@ class DoctorArguments:
 
     @property
     def kind(self) -> str:
-        """The kind of the model to examine."""
-        return self.model or next(iter(kinds_of(self.preset or "")), "decoder")
+        """The architecture of the model to examine."""
+        return self.model or next(iter(kinds_with_preset(self.preset or "")), "decoder")
 
     @property
     def implied(self) -> dict[str, Any]:
-        """The values that conditions (`needs`) may read: those of the model to examine."""
+        """The config values of the examined model, on which conditions (`needs`) may depend."""
         if self.preset is None:
             return {}
         return {**vars(training_preset(self.preset, self.kind).model), "model": self.kind}
@@ -89,32 +92,33 @@ class DoctorArguments:
 def main(argv: list[str]) -> int:
     """Prints the setup or, with --preset, compiles the program and prints its requirements.
 
-    The exit status is 1 if the program does not fit, or computes all experts for every token.
+    The exit status is 1 if the program exceeds the memory or computes all experts for every token.
     """
     arguments, fits = parse(DoctorArguments, "doctor", argv), True
     if arguments.preset is None:
         found = machine_setup()
-        title, lines = "jaxformer doctor", lines_of_setup(found)
+        title, lines = "jaxformer doctor", setup_rows(found)
     elif arguments.explain_attention:
         config, target, _, _, length = _requested(arguments.preset, arguments)
         start_for(target)
-        from jaxformer.doctor.attention import explain_attention, lines_of_attention
+        from jaxformer.doctor.attention import attention_rows, explain_attention
 
         layers = explain_attention(config, arguments.execution, target, length)
         title = f"attention of {arguments.preset} on {target}, {config.dtype}"
-        lines = lines_of_attention(layers)
+        lines = attention_rows(layers)
         found = {"preset": arguments.preset, "target": str(target)}
         found |= {"layers": [x._asdict() for x in layers]}
     else:
-        config, target, mesh, rows, length = _requested(arguments.preset, arguments)
+        config, target, mesh, batch_size, length = _requested(arguments.preset, arguments)
         start_for(target)
         from jaxformer.doctor.examine import ProgramCase, examine_decoding, examine_step
+        from jaxformer.models.kinds import build
 
         examine = examine_decoding if arguments.decode else examine_step
-        case = ProgramCase(config, arguments.execution, target, asdict(mesh), rows, length)
-        found = examine(case)
+        model = build(config, arguments.execution)
+        found = examine(ProgramCase(model, target, asdict(mesh), batch_size, length))
         title = f"{arguments.preset} on {target}"
-        lines = (lines_of_decoding if arguments.decode else lines_of_step)(found)
+        lines = (decoding_rows if arguments.decode else step_rows)(found)
         experts = found["experts"] or {"only_chosen": True}
         fits = found["memory"]["fits"] is not False and experts["only_chosen"]
         found = {"preset": arguments.preset, **found}
@@ -125,7 +129,10 @@ def main(argv: list[str]) -> int:
 def _requested(
     preset: str, arguments: DoctorArguments
 ) -> tuple[ModelConfig, Target, MeshSizes, int, int]:
-    """Returns (config, target, mesh, batch size, length). It runs before JAX is started."""
+    """Returns (config, target, mesh, batch size, length) as requested on the command line.
+
+    This function does not start JAX, because the target determines how JAX must start.
+    """
     config = training_preset(preset, arguments.kind).model
     num_devices = prod(asdict(arguments.mesh or MeshSizes()).values())
     target = parse_target(f"cpu:{num_devices}" if arguments.target is None else arguments.target)
@@ -136,19 +143,19 @@ def _requested(
         raise ValueError(
             f"length is {length}; {preset} accepts at most {config.max_length} (its max_length)"
         )
-    rows = arguments.batch_size or 8 * mesh.parts
-    return replace(config, dtype=dtype), target, mesh, rows, length
+    batch_size = arguments.batch_size or 8 * mesh.parts
+    return replace(config, dtype=dtype), target, mesh, batch_size, length
 
 
 def table_of_cells(title: str, lines: list[tuple[str, ...]]) -> str:
     """Returns a table of (label, value, remark), as wide as the terminal.
 
-    The remark (a path, a command to paste) is never broken: if it does not fit, it goes onto a
-    separate line. The other cells are wrapped at spaces.
+    Values are wrapped at spaces. A remark, such as a path or a command, is never wrapped. A remark
+    that is too long for the line is printed on a separate line.
 
     Args:
         title: The first line.
-        lines: The cells of each line, at most three; (): an empty line.
+        lines: The cells of each line, at most three; an empty tuple prints an empty line.
     """
     rows = [(*line, "", "", "")[:3] for line in lines]
     left = max(len(label) for label, _, _ in rows) + 4

@@ -15,7 +15,7 @@ from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.cli.flags import Switch, positional
 from jaxformer.models.config.check import check_at_least
-from jaxformer.models.config.needs import Needs, flag_of, is_given, is_one_of
+from jaxformer.models.config.needs import Needs, is_given, is_one_of, spell_flag
 from jaxformer.terminal import say
 from jaxformer.training.data.records import has_records
 
@@ -27,16 +27,18 @@ if TYPE_CHECKING:
     from jaxformer.training.screen import Screen
 
 BATCH_SIZE = 16
-Scored = tuple[dict[str, Any], list[str]]  # the scores, and the lines that are printed
+# The scores by name, and the lines that report them.
+Scored = tuple[dict[str, Any], list[str]]
 
 
 @dataclass(frozen=True)
 class EvaluateArguments(DecodingArguments):
     """Score a model on files.
 
-    Language models: loss and bits per byte of the text, compared with gzip -9 and xz -9e. Encoders:
-    loss and accuracy on masked tokens of the text. Models that translate: loss of the target
-    sentences, and BLEU of the model's translations of the source sentences.
+    For a language model, the scores are the loss and the bits per byte of the text, compared with
+    gzip -9 and xz -9e. For an encoder, the scores are the loss and the accuracy on masked tokens of
+    the text. For a model that translates, the scores are the loss of the target sentences, and the
+    BLEU of the model's translations.
     """
 
     needs: ClassVar[Needs] = {
@@ -53,27 +55,26 @@ class EvaluateArguments(DecodingArguments):
     files: Annotated[tuple[Path, ...], positional("FILE…")] = ()
     """files or folders of UTF-8 text; each file is one document"""
     text_field: str | None = None
-    """field or column of .jsonl and .parquet files that holds the text; None: the run's setting, or
-    text"""
+    """field or column of .jsonl and .parquet files that holds the text; default: the run's setting,
+    or text"""
     source: Path | None = None
     """for models that translate: a file with one source sentence per line, or a .tsv or .jsonl file
     with both sides; may be .gz"""
     target: Path | None = None
     """for models that translate: a file with the translation of each line of --source"""
     stride: int | None = None
-    """tokens between the starts of successive windows; None: half of max_length"""
+    """distance in tokens between the starts of successive windows; default: half of max_length"""
     beam_width: int | None = None
     """for models that translate: beam width of the translations that BLEU scores; 1: greedy
-    decoding; None: the checkpoint's setting, or 4, as in translate and in training"""
+    decoding; default: the checkpoint's setting, or 4, as in translate and in training"""
     bleu_tokenize: str | None = None
-    """for models that translate: tokenizer of sacrebleu, such as zh for Chinese; None: the run's
+    """for models that translate: tokenizer of sacrebleu, such as zh for Chinese; default: the run's
     setting, or 13a"""
     batch_size: int | None = None
-    """windows of text per batch; None: 16, or fewer if they have more than 16,384 tokens"""
+    """windows of text per batch; default: 16, or fewer if they have more than 16,384 tokens"""
     score_first_token: Switch = False
-    """score the first token of each document too, after the beginning- or end-of-text token;
-    without this flag, as in transformers, only if the model's tokenizer puts a token before a
-    text"""
+    """also score the first token of each document, after a beginning-of-text or end-of-text token;
+    default: as in transformers, only if the tokenizer puts a token before each text"""
     json: Switch = False
     """print one JSON object and nothing else"""
 
@@ -83,7 +84,7 @@ class EvaluateArguments(DecodingArguments):
 
     @cached_property
     def trained(self) -> "TrainingConfig | None":
-        """The settings of the run; None if RUN is not a run folder."""
+        """The training settings of the run, or None if RUN is not a run folder."""
         from jaxformer.training.run_folders import read_run
 
         folder = RunFolder(self.run)
@@ -91,12 +92,12 @@ class EvaluateArguments(DecodingArguments):
 
     @property
     def metric(self) -> str | None:
-        """The name of BLEU's tokenizer: that of the flag, or else of the run."""
+        """The name of BLEU's tokenizer, from the flag or else from the run's training settings."""
         return self.bleu_tokenize or getattr(self.trained, "bleu_tokenize", None)
 
 
 class Loaded(NamedTuple):
-    """A model to score, the arguments, and the screen that shows the progress."""
+    """A loaded model, the arguments of `evaluate`, and the screen that shows the progress."""
 
     model: "LanguageModel"
     variables: "Variables"
@@ -106,10 +107,10 @@ class Loaded(NamedTuple):
 
     @property
     def batch_size(self) -> int:
-        """Number of windows of a batch."""
-        from jaxformer.decoding.batches import rows_within
+        """The number of windows per batch."""
+        from jaxformer.decoding.batches import batch_size_for_width
 
-        most = rows_within(self.model.config.max_length)
+        most = batch_size_for_width(self.model.config.max_length)
         return self.arguments.batch_size or min(BATCH_SIZE, most)
 
 
@@ -123,18 +124,20 @@ def main(argv: list[str]) -> int:
 
         model, variables, tokenizer = checkpoint
         if tokenizer is None:
-            raise ValueError(f"{arguments.run} has no tokenizer; evaluate scores text")
+            raise ValueError(f"{arguments.run} has no tokenizer, which `jaxformer evaluate` needs")
         report_special(tokenizer, "the text", _parts(given))
         screen = Screen(stderr=True, quiet=arguments.json)
         loaded = Loaded(model, variables, tokenizer, arguments, screen)
         found, lines = _scorer(model, arguments)(loaded, given)
-    report = json_text(found)  # also without --json: it raises for figures that are not finite
+    # `json_text` is called even without --json, because it raises an error for a score that is not
+    # finite.
+    report = json_text(found)
     say(report if arguments.json else "\n".join(lines))
     return 0
 
 
 def _read(arguments: EvaluateArguments) -> "Documents | list[Pair]":
-    """Returns the documents or the pairs. It runs before the model is loaded."""
+    """Reads the documents or the pairs, before the model is loaded."""
     if arguments.source:
         from jaxformer.training.data.pairs import read_pairs
         from jaxformer.training.evaluate import bleu_metric
@@ -143,7 +146,7 @@ def _read(arguments: EvaluateArguments) -> "Documents | list[Pair]":
             raise ValueError(
                 f"FILE ({arguments.files[0]}) and --source were given; only one of them is accepted"
             )
-        bleu_metric(arguments.metric)  # raises for an unknown name
+        bleu_metric(arguments.metric)  # This raises an error for an unknown name.
         return read_pairs(arguments.source, arguments.target)
     if not arguments.files:
         raise ValueError(
@@ -162,7 +165,7 @@ def _read(arguments: EvaluateArguments) -> "Documents | list[Pair]":
 
 
 def _parts(given: "Documents | list[Pair]") -> Iterable[str]:
-    """Returns the text of the documents or of both sides of the pairs, in parts."""
+    """Yields the text of the documents as successive strings, or both sides of each pair."""
     from jaxformer.training.data.documents import text_parts
 
     if isinstance(given, list):
@@ -173,20 +176,25 @@ def _parts(given: "Documents | list[Pair]") -> Iterable[str]:
 def _scorer(
     model: "LanguageModel", arguments: EvaluateArguments
 ) -> Callable[[Loaded, Any], Scored]:
-    """Returns the function that scores this kind of model.
+    """Returns the function that scores this model.
 
     Raises:
-        ValueError: The arguments do not match the kind, or such models cannot be scored.
+        ValueError: The arguments do not match the model's architecture, or models of this
+            architecture cannot be scored.
     """
     from jaxformer.models.autoregressive import require_autoregressive
-    from jaxformer.models.config import kind_of
+    from jaxformer.models.config import architecture_name
+    from jaxformer.models.config.encoder import check_reads_text
 
     translates = model.config.reads_source
     if translates != (arguments.source is not None):
         wanted = "--source and --target" if translates else "FILE"
-        kind = kind_of(model.config)
-        raise ValueError(f"{arguments.run} is of kind {kind}; give {wanted} to score it")
+        kind = architecture_name(model.config)
+        raise ValueError(
+            f"{arguments.run} has a model of the architecture {kind}; give {wanted} to score it"
+        )
     if translates:
+        check_reads_text(model.config)
         return _pairs
     if model.config.bidirectional:
         return _hidden
@@ -202,7 +210,7 @@ def _text(loaded: Loaded, documents: "Documents") -> Scored:
     opening = tokenizer.opening if arguments.score_first_token else tokenizer.text_opening
     encoded = tokenizer.encode_many(document.text for document in documents)
     num_bytes = sum(document.num_bytes for document in documents)
-    if not opening:  # the first token of each document is context only
+    if not opening:  # The first token of each document is not scored.
         num_bytes -= sum(len(tokenizer.decode(ids[:1]).encode()) for ids in encoded)
         encoded = [ids for ids in encoded if len(ids) > 1]
         if not encoded:
@@ -229,11 +237,11 @@ def _text(loaded: Loaded, documents: "Documents") -> Scored:
 
 def _hidden(loaded: Loaded, documents: "Documents") -> Scored:
     from jaxformer.training.batch import num_targets
-    from jaxformer.training.config import HiddenTraining
+    from jaxformer.training.config import MaskedTokensTraining
     from jaxformer.training.evaluate import (
-        hidden_rows,
+        masked_windows,
         most_frequent,
-        score_hidden,
+        score_masked_tokens,
         spread,
     )
 
@@ -241,30 +249,31 @@ def _hidden(loaded: Loaded, documents: "Documents") -> Scored:
     for name in ("stride", "score_first_token"):
         if getattr(arguments, name):
             raise ValueError(
-                f"{flag_of(name)} has no effect here; it needs a model that predicts next tokens, "
-                f"and {arguments.run} predicts masked tokens"
+                f"{spell_flag(name)} has no effect here; it needs a model that predicts next "
+                f"tokens, and {arguments.run} predicts masked tokens"
             )
     if tokenizer.mask_token is None:
         raise ValueError(
             f"{arguments.run}: its tokenizer has no mask token, which scoring an encoder needs"
         )
     masking: dict[str, Any] = {}
-    if isinstance(trained := arguments.trained, HiddenTraining):
+    if isinstance(trained := arguments.trained, MaskedTokensTraining):
         masking = {"rate": trained.mask_rate, "seed": trained.seed}
-    rows = hidden_rows(
+    windows = masked_windows(
         tokenizer.encode_many(document.text for document in documents),
         tokenizer,
         model.config.max_length,
         **masking,
     )
-    (frequent,) = most_frequent(rows).values()
-    with screen.count(sum(map(num_targets, rows)), "scoring", "tokens") as scored:
-        batches = spread(rows, len(rows), loaded.batch_size)
-        score = score_hidden(model, variables, batches, scored)
+    (frequent,) = most_frequent(windows).values()
+    with screen.count(sum(map(num_targets, windows)), "scoring", "tokens") as scored:
+        batches = spread(windows, len(windows), loaded.batch_size)
+        score = score_masked_tokens(model, variables, batches, scored)
     return {**score._asdict(), "documents": len(documents), "most_frequent": frequent}, [
         f"{len(documents)} documents, {score.tokens:,} masked tokens",
         f"loss           {score.loss:.4f} nats per masked token",
-        f"accuracy       {score.accuracy:.4f} (the most frequent token alone: {frequent:.4f})",
+        f"accuracy       {score.accuracy:.4f} (always predicting the most frequent token: "
+        f"{frequent:.4f})",
     ]
 
 
@@ -280,7 +289,7 @@ def _pairs(loaded: Loaded, pairs: "list[Pair]") -> Scored:
     longest = model.config.longest_source
     for number, (source, target) in enumerate(encoded, 1):
         if not source or not target:
-            raise ValueError(f"line {number}: one side has no tokens")
+            raise ValueError(f"line {number}: the source or the target has no tokens")
         if len(source) > longest:
             raise ValueError(
                 f"line {number} of the sources has {len(source)} tokens; this model's "

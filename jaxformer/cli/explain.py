@@ -16,9 +16,9 @@ from jaxformer.terminal import say
 class ExplainArguments(DecodingArguments):
     """Write an interactive page about a model and a text, as one HTML file.
 
-    It shows attention, predictions after each layer, norms, dependencies and decoding. The file
-    needs no network. The page of a small decoder holds the weights and computes the model itself,
-    so that tokens can be edited and heads switched off.
+    The page shows attention, predictions after each layer, norms, dependencies and decoding. The
+    file works without a network. For a small decoder, the page contains the weights and runs the
+    model in the browser. The reader can then edit tokens and ablate heads.
     """
 
     needs: ClassVar[Needs] = {"ignore_generation_config": (is_one_of("target", None),)}
@@ -26,10 +26,10 @@ class ExplainArguments(DecodingArguments):
     text: Annotated[str, positional("TEXT")]
     """text to show; for models that translate, the source"""
     out: OutFile = None
-    """the .html file to write, which replaces one of this name; None: page.html, or page-2.html, …
-    if that exists"""
+    """the .html file to write; an existing file is replaced; default: page.html, or page-2.html,
+    … if that exists"""
     target: str | None = None
-    """for models that translate, the text of the decoder; None: the model's own translation"""
+    """for models that translate, the text of the decoder; default: the model's own translation"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         if arguments.ignore_generation_config and not model.config.reads_source:
             raise ValueError(
                 "--ignore-generation-config has no effect here; it needs a model that translates, "
-                "whose own translation the page shows"
+                "because it changes only how the translation is generated"
             )
         report_special(tokenizer, "the text", [arguments.text, "\n", arguments.target or ""])
         title = Path(arguments.run).name or arguments.run
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     path = page.write(arguments.out or next_free(Path(), "page", ".html"))
     say(f"{path}: {page.num_bytes / 1e6:.1f} MB, {page.num_tokens} tokens; open it in a browser")
     if page.reason is None:
-        say("live: the page holds the weights and computes the model")
+        say("live: the page contains the weights and runs the model in the browser")
     else:
         say(f"captured: the page shows values that JAX computed, because {page.reason}")
     return 0

@@ -28,16 +28,15 @@ class ExportArguments:
     """path to create: a folder for transformers, a file for gguf"""
     format: Literal["transformers", "gguf"] = "transformers"
     """format to write"""
-    family: str | None = None
-    """model_type of transformers, such as gpt2; None: the one that the model was imported from, or
-    the first that fits"""
+    model_type: str | None = None
+    """model_type of transformers, such as gpt2; default: the type of the imported checkpoint, or
+    else the first type that supports the model"""
     dtype: Literal["float32", "bfloat16", "float16", "f32", "q8_0"] | None = None
-    """dtype of the tensors: for transformers float32, bfloat16 or float16 (default: that of the
-    checkpoint that the model was imported from, otherwise float32); for the matrices of a gguf file
-    f32 (default) or q8_0"""
+    """dtype of the tensors. transformers: float32, bfloat16 or float16 (default: the dtype of the
+    imported checkpoint, otherwise float32). gguf: f32 (default) or q8_0, for matrices only"""
     adapter: Switch = False
-    """write only the LoRA adapter of a run, in the format of PEFT; without this flag the adapter is
-    added to the weights"""
+    """write only the LoRA adapter of a run, in the format of PEFT; by default, the adapter is
+    merged into the weights"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -52,8 +51,9 @@ class ExportArguments:
 def main(argv: list[str]) -> int:
     """Loads the model and writes it."""
     arguments = parse(ExportArguments, "export", argv)
-    out, family = arguments.out, arguments.family
-    require_new(Path(out))  # checked before the slow imports and reads
+    out, model_type = arguments.out, arguments.model_type
+    # This check precedes slow imports and file reads, so that an invalid path is reported at once.
+    require_new(Path(out))
 
     start_jax()
     from jaxformer.hub.load import load
@@ -61,17 +61,17 @@ def main(argv: list[str]) -> int:
     if arguments.adapter:
         from jaxformer.hub.peft import export_adapter
 
-        name = export_adapter(out, arguments.run, family=family)
+        name = export_adapter(out, arguments.run, model_type=model_type)
         say(f"{out}: adapter for transformers.{name}; open it with peft.PeftModel.from_pretrained")
     elif arguments.format == "gguf":
         from jaxformer.hub.gguf import export_gguf
 
         dtype = arguments.dtype or "f32"
-        export_gguf(out, *load(arguments.run), dtype=dtype, family=family)
+        export_gguf(out, *load(arguments.run), dtype=dtype, model_type=model_type)
         say(f"{out}: GGUF, {dtype}")
     else:
         from jaxformer.hub.export import export
 
-        name = export(out, *load(arguments.run), family=family, dtype=arguments.dtype)
+        name = export(out, *load(arguments.run), model_type=model_type, dtype=arguments.dtype)
         say(f"{out}: open it with transformers.{name}.from_pretrained({out!r})")
     return 0

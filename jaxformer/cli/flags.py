@@ -1,4 +1,4 @@
-"""Flags and positional arguments of a verb: one for each field of its dataclass, and its words."""
+"""Flags and positional arguments of a subcommand, derived from the fields of a dataclass."""
 
 import ast
 import inspect
@@ -13,19 +13,9 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from jaxformer.artifacts.files import parse_json
 from jaxformer.models.config.check import from_fields, shown
+from jaxformer.models.config.needs import Spelling
 from jaxformer.models.config.transformer import RotaryScaling
 from jaxformer.training.config import MeshSizes
-
-
-class Spelling(NamedTuple):
-    """Marks a field, in its annotation, that is not spelled as --field VALUE."""
-
-    name: str = ""  # instead of the field's name
-    short: str = ""  # a second spelling, such as -o
-    placeholder: str = ""  # of the value, in the help
-    is_positional: bool = False
-    is_repeated: bool = False  # each occurrence adds one value to a tuple
-    has_negation: bool = True  # of a bool: --no-…
 
 
 def positional(placeholder: str) -> Spelling:
@@ -35,7 +25,7 @@ def positional(placeholder: str) -> Spelling:
 
 Switch = Annotated[bool, Spelling(has_negation=False)]
 OutFile = Annotated[Path | None, Spelling(short="-o")]
-# Names of options, one for each --ignore-generation-config.
+# The names of the ignored generation options. Each --ignore-generation-config adds one name.
 IgnoredOptions = Annotated[tuple[str, ...], Spelling(placeholder="NAME", is_repeated=True)]
 
 
@@ -49,13 +39,14 @@ class Flag(NamedTuple):
     """A flag or a positional argument.
 
     Attributes:
-        key: Its name with underscores; mostly the name of the field.
-        names: Its spellings: ("--max-length",), ("--residual", "--no-residual") or ("RUN",).
-        hint: The type of its value.
-        text: Its description.
-        value: Its default, or its value in an instance; MISSING if it is required.
+        key: The flag's name with underscores, usually the name of the dataclass field.
+        names: The spellings: ("--max-length",), ("--residual", "--no-residual") or ("RUN",).
+        hint: The type of the value.
+        text: The description.
+        value: The value of the field in the instance, or the field's default. MISSING if the
+            argument is required.
         group: The dataclass that has the field.
-        spelling: The mark of the field.
+        spelling: The metadata of the field.
     """
 
     key: str
@@ -68,44 +59,45 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The first spelling."""
+        """The first spelling of the flag."""
         return self.names[0]
 
     @property
     def is_required(self) -> bool:
-        """Whether it must be given."""
+        """Whether the argument is required."""
         return self.value is MISSING
 
     @property
     def is_positional(self) -> bool:
-        """Whether it is a positional argument."""
+        """Whether the argument is positional."""
         return self.spelling.is_positional
 
     @property
     def takes_several(self) -> bool:
-        """Whether more than one word may follow it."""
+        """Whether the argument accepts several words."""
         return takes_several(self.hint) and not self.spelling.is_repeated
 
     @property
     def placeholder(self) -> str:
-        """The placeholder of its value: INT, {a,b}, "FLOAT …"; "" for a switch."""
+        """The placeholder of the value: INT, {a,b}, "FLOAT …", or "" for a switch."""
         if self.is_positional or self.hint is bool:
             return ""
-        return self.spelling.placeholder or placeholder_of(self.hint)
+        return self.spelling.placeholder or make_placeholder(self.hint)
 
 
-def flags_of(kind: type, instance: object = None) -> list[Flag]:
+def list_flags(kind: type, instance: object = None) -> list[Flag]:
     """Returns the flags of a dataclass and of its nested dataclasses.
 
     Args:
         kind: The dataclass.
-        instance: An instance whose values are the defaults; None: the defaults of the class.
+        instance: An instance of `kind` that provides the defaults. If None, the fields' own
+            defaults apply.
     """
     flags, texts = [], _docstrings(kind)
     for field in fields(kind):
         value = value_in(instance, field)
         if is_section(value):
-            flags += flags_of(type(value), value)
+            flags += list_flags(type(value), value)
         else:
             hint, spelling = _spelled(kind, field.name)
             key, text = spelling.name or field.name, texts.get(field.name, "")
@@ -115,12 +107,15 @@ def flags_of(kind: type, instance: object = None) -> list[Flag]:
 
 
 def field_values(instance: object) -> dict[str, Any]:
-    """Returns the values of a dataclass and of its nested dataclasses by the keys of flags."""
-    return {flag.key: flag.value for flag in flags_of(type(instance), instance)}
+    """Returns {key of a flag: field value} of a dataclass and of its nested dataclasses."""
+    return {flag.key: flag.value for flag in list_flags(type(instance), instance)}
 
 
 def value_in(instance: object, field: Field) -> Any:
-    """Returns the value of a field in an instance; None: its default, MISSING if it has none."""
+    """Returns the value of a field in an instance or, if that is None, the field's default.
+
+    Returns MISSING for a required field.
+    """
     if instance is not None:
         return getattr(instance, field.name)
     return field.default if field.default_factory is MISSING else field.default_factory()
@@ -131,8 +126,8 @@ def is_section(value: object) -> bool:
     return is_dataclass(value) and type(value) not in WORDS
 
 
-def key_of(kind: type, field: str) -> str:
-    """Returns the key of the flag of a dataclass's field."""
+def flag_key(kind: type, field: str) -> str:
+    """Returns the `Flag.key` that belongs to a field of a dataclass."""
     return _spelled(kind, field)[1].name or field
 
 
@@ -140,7 +135,7 @@ _hints = cache(partial(get_type_hints, include_extras=True))
 
 
 def _spelled(kind: type, field: str) -> tuple[Any, Spelling]:
-    """Returns the type of a field and its mark."""
+    """Returns the type of a field and the `Spelling` from its annotation."""
     hint = _hints(kind)[field]
     bare, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     return bare, next((mark for mark in marks if isinstance(mark, Spelling)), Spelling())
@@ -156,7 +151,7 @@ def _names(key: str, hint: Any, spelling: Spelling) -> tuple[str, ...]:
 
 @cache
 def _docstrings(kind: type) -> dict[str, str]:
-    """Returns the docstrings below the fields of a class and its bases, as one paragraph each."""
+    """Returns the docstrings below the fields of a class and its bases, each joined to one line."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not is_dataclass(base):
@@ -170,29 +165,37 @@ def _docstrings(kind: type) -> dict[str, str]:
     return found
 
 
-# ---- values as words
+# ---- values on the command line
 
 
 class Words(NamedTuple):
-    """The words that stand for values of one type."""
+    """Describes how values of one type are written on the command line.
+
+    Attributes:
+        placeholder: The placeholder of the value in help texts.
+        read: Converts a word of the command line to a value. Raises ValueError or KeyError if the
+            word is invalid.
+        accepted: The description of the accepted words in error messages. If empty, a message
+            contains the text of the exception from `read`.
+    """
 
     placeholder: str
-    read: Callable[[str], object]  # raises ValueError or KeyError for other words
-    accepted: str = ""  # describes the words for error messages; "": the errors of `read` do
+    read: Callable[[str], object]
+    accepted: str = ""
 
 
 def read_value(name: str, hint: Any, words: list[str]) -> Any:
     """Returns the value of an argument.
 
-    For `int | tuple[int | None, ...]`, the word 8 gives 8, and the words 8 None give (8, None).
+    For `int | tuple[int | None, ...]`, `["8"]` becomes 8, and `["8", "None"]` becomes (8, None).
 
     Args:
         name: The name of the argument, for error messages.
-        hint: The type of its value.
-        words: One word, or any number if the type `takes_several`.
+        hint: The type of the argument's value.
+        words: One word, or several words if the type `takes_several`.
 
     Raises:
-        ValueError: A word is not accepted.
+        ValueError: a word is not accepted.
     """
     single = [member for member in _members(hint) if get_origin(member) is not tuple]
     values = tuple(_read_word(name, hint, word) for word in words)
@@ -201,18 +204,18 @@ def read_value(name: str, hint: Any, words: list[str]) -> Any:
 
 
 def takes_several(hint: Any) -> bool:
-    """Returns whether a value may be a tuple, so that several words may follow a flag."""
+    """Returns whether a value may be a tuple, so that a flag accepts several words."""
     return any(get_origin(member) is tuple for member in _members(hint))
 
 
-def placeholder_of(hint: Any) -> str:
+def make_placeholder(hint: Any) -> str:
     """Returns the placeholder for a value of this type, such as INT, {a,b} or "FLOAT …"."""
-    word = _words_of(_entries(hint)).placeholder
+    word = _type_words(_entries(hint)).placeholder
     return f"{word} …" if takes_several(hint) and not word.endswith("…") else word
 
 
 def _read_word(name: str, hint: Any, word: str) -> object:
-    words, optional = _words_of(_entries(hint)), NoneType in _entries(hint)
+    words, optional = _type_words(_entries(hint)), NoneType in _entries(hint)
     if word == "None" and optional:
         return None
     try:
@@ -228,13 +231,17 @@ def _members(hint: Any) -> tuple:
 
 
 def _entries(hint: Any) -> tuple:
-    """Returns the types of one word: those of a tuple's entries or, without tuples, the members."""
+    """Returns the types that a single word may have.
+
+    If `hint` is or contains a tuple type, the function returns the types of the tuple's entries.
+    Otherwise the function returns the members of the union `hint`, or the single type `hint`.
+    """
     tuples = (member for member in _members(hint) if get_origin(member) is tuple)
     return next((_members(get_args(each)[0]) for each in tuples), _members(hint))
 
 
-def _words_of(entries: tuple) -> Words:
-    """Returns the words for the one of these types that is not None."""
+def _type_words(entries: tuple) -> Words:
+    """Returns the `Words` of the single type in `entries`, which may also contain None."""
     (kind,) = (entry for entry in entries if entry is not NoneType)
     if get_origin(kind) is not Literal:
         return WORDS[kind]
@@ -243,7 +250,7 @@ def _words_of(entries: tuple) -> Words:
 
 
 def _read_mesh(word: str) -> MeshSizes:
-    """Returns the sizes of a word such as data=2,fsdp=4."""
+    """Parses mesh sizes such as data=2,fsdp=4."""
     axes = MeshSizes.__dataclass_fields__
     sizes = _pairs(word.split(","), "each axis must be NAME=SIZE")
     if sizes.keys() - axes.keys():
@@ -252,9 +259,9 @@ def _read_mesh(word: str) -> MeshSizes:
 
 
 def _read_scaling(word: str) -> RotaryScaling:
-    """Returns the scaling of a word such as yarn,factor=4,original_length=4096."""
+    """Parses a rotary scaling such as yarn,factor=4,original_length=4096."""
     kind, *parts = word.split(",")
-    values = _pairs(parts, "after the kind, each part must be NAME=VALUE")
+    values = _pairs(parts, "write it as KIND,NAME=VALUE,NAME=VALUE")
     scaling = from_fields(RotaryScaling, {"kind": kind, **{x: _number(values[x]) for x in values}})
     for name in values:
         if not all(need.holds({"kind": kind}) for need in RotaryScaling.needs.get(name, ())):
@@ -263,7 +270,7 @@ def _read_scaling(word: str) -> RotaryScaling:
 
 
 def _pairs(parts: list[str], rule: str) -> dict[str, str]:
-    """Returns the values of NAME=VALUE parts by name; raises ValueError with `rule` otherwise."""
+    """Parses NAME=VALUE parts to a dict; raises ValueError with the message `rule`."""
     pairs = dict(part.split("=", 1) for part in parts if "=" in part)
     if len(pairs) < len(parts):
         raise ValueError(f"{rule}, and no name may occur twice")
@@ -271,7 +278,10 @@ def _pairs(parts: list[str], rule: str) -> dict[str, str]:
 
 
 def _number(word: str) -> Any:
-    """Returns the JSON value of a word, or the word, which the check of its field then refuses."""
+    """Parses a word as JSON.
+
+    A word that is not JSON is returned unchanged, and the later check of the field rejects it.
+    """
     try:
         return parse_json(word)
     except ValueError:

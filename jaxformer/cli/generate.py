@@ -1,11 +1,13 @@
-"""`jaxformer generate RUN --prompt TEXT`: continues a prompt and prints tokens as they come."""
+"""`jaxformer generate RUN TEXT`: continues a prompt and prints each token when it is generated."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.arguments import complete, read_given, refuse_unread
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
+from jaxformer.cli.flags import positional
+from jaxformer.models.config.encoder import check_reads_text
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.needs import Needs, is_above
 from jaxformer.terminal import write
@@ -20,31 +22,31 @@ if TYPE_CHECKING:
 class GenerateArguments(DecodingArguments):
     """Print a prompt and its continuation.
 
-    A model that translates reads the prompt as its source, and only the target is printed. The same
-    seed gives the same text.
+    For a model that translates, the prompt is the source, and only the translation is printed. The
+    same seed gives the same text.
     """
 
     needs: ClassVar[Needs] = dict.fromkeys(
         ("top_k", "top_p", "min_p", "seed"), (is_above("temperature", 0),)
     )
 
-    prompt: str = ""
-    """text to continue or, for models that translate, the source; empty: start a new document"""
+    prompt: Annotated[str, positional("TEXT")] = ""
+    """text to continue or, for models that translate, the source; default: start a new document"""
     max_new_tokens: int | None = None
-    """maximum number of tokens to generate; None: the checkpoint's setting, or 200, but never more
-    than fit into max_length"""
+    """maximum number of tokens to generate; default: the checkpoint's setting, or 200, but never
+    more than fit into max_length"""
     temperature: float | None = None
-    """divisor of the logits before sampling; 0: always choose the most probable token; None: the
-    checkpoint's setting, or 0.8. A checkpoint in Hugging Face format that does not set do_sample
-    has 0, unless another flag for sampling is given"""
+    """divisor of the logits before sampling; 0 always chooses the most probable token; default: the
+    checkpoint's setting, otherwise 0.8 (0 for a checkpoint in Hugging Face format without
+    do_sample, unless another sampling flag is given)"""
     top_k: int | None = None
-    """sample only from the k most probable tokens; 0: from all tokens; None: the checkpoint's
+    """sample only from the k most probable tokens; 0: from all tokens; default: the checkpoint's
     setting, or 0"""
     top_p: float | None = None
     """sample only from the smallest set of most probable tokens whose total probability is at least
-    this; None: the checkpoint's setting, or 0.95"""
+    this; default: the checkpoint's setting, or 0.95"""
     min_p: float | None = None
-    """sample only from tokens with at least this fraction of the largest probability; None: the
+    """sample only from tokens with at least this fraction of the largest probability; default: the
     checkpoint's setting, or 0"""
     seed: int = 0
     """random seed for sampling"""
@@ -55,7 +57,7 @@ class GenerateArguments(DecodingArguments):
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """The fields of `Sampler` that were given."""
+        """The fields of `Sampler` that flags set."""
         names = ("temperature", "top_k", "top_p", "min_p")
         return {x: getattr(self, x) for x in names if getattr(self, x) is not None}
 
@@ -66,7 +68,8 @@ def main(argv: list[str]) -> int:
     arguments = complete(GenerateArguments, given)
     from jaxformer.decoding.sampling import Sampler
 
-    Sampler(**arguments.sampling)  # raises for bad values before the model is loaded
+    # This raises an error for invalid values before the model is loaded.
+    Sampler(**arguments.sampling)
     with load_model(arguments) as (model, variables, tokenizer):
         import jax
 
@@ -84,7 +87,7 @@ def main(argv: list[str]) -> int:
                 "jaxformer.generate takes ids"
             )
         report_special(tokenizer, "the prompt", [arguments.prompt])
-        prompt, source = prompt_of(model, tokenizer, arguments.prompt)
+        prompt, source = encode_prompt(model, tokenizer, arguments.prompt)
         stream = tokenizer.stream(prompt)
         max_length = model.config.max_length
         usual_length = model.generation.most_new_tokens(len(prompt), max_length) or 200
@@ -99,40 +102,42 @@ def main(argv: list[str]) -> int:
             key=jax.random.key(arguments.seed),
             stop_tokens=tokenizer.stop_tokens,
             source=source,
-            on_tokens=lambda rows: write(stream.push(rows[0])),
+            on_tokens=lambda new_tokens: write(stream.push(new_tokens[0])),
         )
         write(f"{stream.flush()}\n")
     return 0
 
 
 def _sampler(defaults: GenerationDefaults, given: dict[str, Any]) -> "Sampler":
-    """Returns the `Sampler` of a checkpoint's settings and of the flags that were given."""
+    """Builds the `Sampler` from a checkpoint's settings and the flags."""
     from jaxformer.decoding.sampling import Sampler, default_sampler
 
     if defaults.do_sample is None:
         return replace(Sampler(0.8, top_p=0.95), **given)
-    if given and "temperature" not in given:  # a truncation asks for sampling
+    if given and "temperature" not in given:
+        # --top-k, --top-p and --min-p imply sampling.
         defaults = replace(defaults, do_sample=True)
     return replace(default_sampler(defaults), **given)
 
 
-def prompt_of(
+def encode_prompt(
     model: "LanguageModel", tokenizer: Tokenizer, text: str
 ) -> tuple[list[int], list[list[int]] | None]:
     """Encodes a prompt.
 
     Args:
         model: The model.
-        tokenizer: Its tokenizer.
+        tokenizer: The model's tokenizer.
         text: The prompt.
 
     Returns:
-        The ids of the decoder's prompt, and a list with the source or, if the model reads no
-        source, None.
+        (prompt, source). The prompt contains the first ids of the decoder's input. The source is a
+        list with the ids of one text, or None if the model reads no source.
     """
     if not model.config.reads_source:
         ids = [*tokenizer.text_opening, *tokenizer.encode_many([text])[0]]
         return ids or tokenizer.opening, None
+    check_reads_text(model.config)
     return tokenizer.decoder_opening, [tokenizer.encode_source(text)]
 
 
@@ -141,12 +146,13 @@ def fitting(prompt_tokens: int, max_new_tokens: int | None, max_length: int, usu
 
     Args:
         prompt_tokens: Number of tokens of the prompt.
-        max_new_tokens: The value of --max-new-tokens; None: `usual`, or less if there is no room.
+        max_new_tokens: The value of --max-new-tokens. If None, the function returns `usual`, but at
+            most the number of tokens that `max_length` allows.
         max_length: The model's maximum number of tokens.
-        usual: The default.
+        usual: The number of tokens to generate by default.
 
     Raises:
-        ValueError: The prompt or `max_new_tokens` exceeds the room in `max_length`.
+        ValueError: The prompt and the new tokens exceed `max_length`.
     """
     room = max_length - prompt_tokens
     if room < 1:

@@ -10,22 +10,24 @@ from jaxformer.cli.flags import Flag, default_text
 
 HELP = ("-h", "--help", "--help-all")
 _NO_BREAK = "\N{NO-BREAK SPACE}"
-_COLUMN = 26  # the column where descriptions start
-_WIDTHS = (40, 100)  # minimum and maximum width of the text
+# The column at which the descriptions of flags start.
+_COLUMN = 26
+# The minimum and the maximum width of printed text.
+_WIDTHS = (40, 100)
 
 
 def asks_for_help(argv: list[str]) -> bool:
-    """Returns whether the command line has a help flag, before the word -- if there is one."""
+    """Returns whether the command line has a help flag; words after `--` do not count."""
     return any(word in HELP for word in takewhile(lambda word: word != "--", argv))
 
 
 def text_width() -> int:
-    """Returns the width of printed text: that of the terminal, limited to 40 … 100 columns."""
+    """Returns the width of printed text: the terminal's width, limited to 40 … 100 columns."""
     least, most = _WIDTHS
     return max(least, min(most, shutil.get_terminal_size().columns))
 
 
-def table_of(rows: dict[str, str]) -> str:
+def format_table(rows: dict[str, str]) -> str:
     """Returns a two-column table of names and their descriptions."""
     indent = " " * (max(map(len, rows)) + 4)
     lines = []
@@ -35,8 +37,8 @@ def table_of(rows: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def usage_of(verb: str, flags: list[Flag]) -> str:
-    """Returns the command line of a verb with placeholders."""
+def format_usage(verb: str, flags: list[Flag]) -> str:
+    """Returns the command line of a subcommand with placeholders."""
     options = [flag for flag in flags if not flag.is_positional]
     words = [x.name if x.is_required else f"[{x.name}]" for x in flags if x.is_positional]
     words += [f"{flag.name} {flag.placeholder}" for flag in options if flag.is_required]
@@ -46,22 +48,22 @@ def usage_of(verb: str, flags: list[Flag]) -> str:
 def help_text(
     kind: type, verb: str, flags: list[Flag], lists_all: bool, main: tuple[str, ...] = ()
 ) -> str:
-    """Returns the help of a verb.
+    """Returns the help of a subcommand.
 
     Args:
-        kind: The dataclass of its arguments, whose docstring comes first.
-        verb: The name of the verb.
-        flags: Its flags.
-        lists_all: Whether to list all flags.
-        main: Names of the flags that come first; without `lists_all`, only these are listed. ():
-            all flags.
+        kind: The dataclass of the arguments. The docstring of `kind` follows the usage line.
+        verb: The name of the subcommand.
+        flags: The flags of the subcommand.
+        lists_all: Whether to list all flags, not only the flags in `main`.
+        main: The names of the most used flags, which are listed first. If empty, all flags are
+            listed.
     """
     width = text_width()
     positional = [flag for flag in flags if flag.is_positional]
     options = [flag for flag in flags if not flag.is_positional]
     first = [flag for name in main for flag in options if flag.name == name]
     paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
-    parts = [f"usage: {usage_of(verb, flags)}", *(textwrap.fill(x, width) for x in paragraphs)]
+    parts = [f"usage: {format_usage(verb, flags)}", *(textwrap.fill(x, width) for x in paragraphs)]
     if positional:
         parts.append(_section("", positional, width))
     if options:
@@ -78,7 +80,7 @@ def help_text(
 
 
 def _title(group: type) -> str:
-    """Returns the name of a class as words: "text training" for TextTraining."""
+    """Splits the name of a class into words: "text training" for TextTraining."""
     name = re.sub(r"(Config|Arguments)$", "", group.__name__)
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()
 
@@ -89,21 +91,33 @@ def _section(title: str, flags: list[Flag], width: int) -> str:
 
 
 def _lines(flag: Flag, width: int) -> list[str]:
-    """Returns a flag's lines: its spelling on the left, its description in a second column."""
+    """Returns the lines of a flag: the spelling on the left and the description on the right."""
     spelling = ", ".join(flag.names) + f" {flag.placeholder}" * bool(flag.placeholder)
-    text = flag.text
-    if flag.is_required:
-        text += " (required)"
-    elif not flag.is_positional:
-        default = f"(default: {default_text(flag.value)})"
-        fits = len(default) <= width - _COLUMN
-        text += " " + (default.replace(" ", _NO_BREAK, 1) if fits else default)
-    if len(spelling) + 4 <= _COLUMN:
-        return _wrapped(text, width, f"  {spelling}".ljust(_COLUMN), _COLUMN)
+    column = _COLUMN if width >= 2 * _COLUMN else 6
+    text = _described(flag, width - column)
+    if len(spelling) + 4 <= column:
+        return _wrapped(text, width, f"  {spelling}".ljust(column), column)
     if len(spelling) + 2 > width:
         spelling = spelling.replace(",", ", ")
     above = _wrapped(spelling, width, "  ", 6)
-    return [*above, *_wrapped(text, width, " " * _COLUMN, _COLUMN)]
+    return [*above, *_wrapped(text, width, " " * column, column)]
+
+
+def _described(flag: Flag, width: int) -> str:
+    """Returns the description of a flag with its default.
+
+    If the default is None, the field's docstring explains the default in words: "width of a head;
+    default: embed_dim / num_heads".
+    """
+    text, _, derived = flag.text.partition("; default: ")
+    if flag.is_required:
+        return f"{text} (required)"
+    if flag.is_positional:
+        return text
+    words = (derived or "none") if flag.value is None else default_text(flag.value)
+    default = f"(default: {words})"
+    together = default.replace(" ", _NO_BREAK, 1) if len(default) <= width else default
+    return f"{text} {together}"
 
 
 def _wrapped(text: str, width: int, begin: str, indent: int) -> list[str]:

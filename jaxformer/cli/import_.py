@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class ImportArguments:
     """Read a checkpoint in Hugging Face format and save it in jaxformer's format.
 
-    If transformers and PyTorch are installed, the model's outputs are compared with those of
-    transformers, and the differences are printed.
+    If transformers and PyTorch are installed, the model's outputs are compared with transformers'
+    outputs, and the differences are printed.
     """
 
     source: Annotated[str, positional("SOURCE")]
@@ -32,12 +32,13 @@ class ImportArguments:
 def main(argv: list[str]) -> int:
     """Loads the checkpoint, prints a summary, compares it with transformers and saves it."""
     arguments = parse(ImportArguments, "import", argv)
-    require_new(Path(arguments.out))  # checked before the slow imports and reads
+    # This check precedes slow imports and file reads, so that an invalid path is reported at once.
+    require_new(Path(arguments.out))
 
     start_jax()
     from jaxformer.artifacts.run import read_sections
     from jaxformer.artifacts.saved import Checkpoint, save
-    from jaxformer.hub.foreign import foreign_folder
+    from jaxformer.hub.huggingface import foreign_folder
     from jaxformer.hub.load import fetched
     from jaxformer.models.kinds import build
     from jaxformer.models.parameters import parameter_count, shape_tree
@@ -45,17 +46,20 @@ def main(argv: list[str]) -> int:
     folder = fetched(arguments.source)
     if read_sections(folder) is not None:
         raise ValueError(
-            f"{arguments.source} is already in jaxformer's format: every verb can open it"
+            f"{arguments.source} is already in jaxformer's format; use it without importing it"
         )
     stored, architecture, num_tensors, num_updates = foreign_folder(folder, "float32")
     model = build(
         stored.config,
-        family=stored.family,
+        model_type=stored.model_type,
         generation=stored.generation,
         checkpoint_dtype=stored.checkpoint_dtype,
     )
     loaded = Checkpoint(model, {"params": stored.read(shape_tree(model))}, stored.tokenizer)
-    say(f"family      {stored.family} ({architecture}), a {type(model).__name__}")
+    say(
+        f"model type  {stored.model_type} ({architecture}); class in jaxformer: "
+        f"{type(model).__name__}"
+    )
     say(f"parameters  {parameter_count(model.config):,} in {num_tensors} tensors")
     if num_updates:
         say(f"adapter     the updates of {num_updates} linear layers are added to the weights")
@@ -67,14 +71,19 @@ def main(argv: list[str]) -> int:
 
 
 def _compare(folder: Path, architecture: str, loaded: "Checkpoint") -> None:
-    """Prints the differences from transformers or, if it cannot compare them, the reason."""
+    """Prints the differences from transformers, or the reason why a comparison is not possible."""
+    from jaxformer.hub.flax_weights import flax_file
     from jaxformer.verify.parity import missing_peers, parity
 
+    if flax_file(folder):
+        say("parity      not compared: transformers 5 does not read Flax weights")
+        return
     missing = missing_peers()
     if missing:
         say(f"parity      not compared: {missing} must be installed for it")
         return
-    from safetensors import SafetensorError  # of a folder whose path is not UTF-8
+    # The safetensors library raises this error for a path that is not UTF-8.
+    from safetensors import SafetensorError
 
     try:
         found = parity(folder, architecture, *loaded)

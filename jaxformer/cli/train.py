@@ -1,7 +1,7 @@
 """`jaxformer train [TEXT…] [--model KIND] [--out RUN] [--resume] …`: trains a model."""
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -13,7 +13,7 @@ from jaxformer.artifacts.files import next_free
 from jaxformer.artifacts.run import Origin, RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.cli.arguments import complete
-from jaxformer.cli.checkpoints import Base, open_base, origin_of, usable_generation
+from jaxformer.cli.checkpoints import Base, open_base, restore_origin, usable_generation
 from jaxformer.cli.flags import field_values
 from jaxformer.cli.help import asks_for_help
 from jaxformer.cli.train_arguments import (
@@ -24,15 +24,17 @@ from jaxformer.cli.train_arguments import (
     read_selection,
     read_train,
 )
-from jaxformer.models.config import kind_of
-from jaxformer.models.config.encoder import ReadsSource
+from jaxformer.models.config import architecture_name
+from jaxformer.models.config.encoder import ReadsSource, check_reads_text
+from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.config.needs import flag_of
+from jaxformer.models.config.needs import spell_flag
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 from jaxformer.training.config import Inputs, MeshSizes, TrainingConfig
+from jaxformer.training.data.documents import HUB
 from jaxformer.training.fitting import fit_preset
-from jaxformer.training.presets import training_preset
+from jaxformer.training.presets import record_training, training_preset
 from jaxformer.training.run_folders import (
     newest_unfinished,
     prepare_run,
@@ -51,15 +53,15 @@ RUNS = Path("runs")
 
 def main(argv: list[str]) -> int:
     """Parses the arguments, prepares the run folder and trains."""
-    if "" in argv:  # Path("") would be the current folder
-        raise ValueError("an argument is empty")
+    if "" in argv:  # Path("") is the current folder, which the user did not name.
+        raise ValueError("an argument is an empty string; omit it or give it a value")
     selection = read_selection(argv)
     resumes = selection.resume and not asks_for_help(argv)
     return _resume(selection, argv) if resumes else _start(selection, argv)
 
 
 def _resume(selection: Selection, argv: list[str]) -> int:
-    """Continues the run in --out or, without it, the newest unfinished run below runs/."""
+    """Continues the run in --out or, without --out, the newest unfinished run below runs/."""
     if selection.named_preset is not None:
         raise ValueError("--preset has no effect with --resume: a run keeps its settings")
     if selection.out:
@@ -68,9 +70,12 @@ def _resume(selection: Selection, argv: list[str]) -> int:
         unfinished = newest_unfinished(RUNS, selection.model)
         folder = unfinished.folder
     inputs, training = read_run(folder)
-    kind = kind_of(training.model)
+    kind = architecture_name(training.model)
     if selection.model not in (None, kind):
-        raise ValueError(f"--model is {selection.model!r}, but {folder.path} is of kind {kind}")
+        raise ValueError(
+            f"--model is {selection.model!r}, but the run in {folder.path} has --model {kind}; "
+            "omit --model"
+        )
     default = TrainArguments(training, kind=kind, preset=selection.preset, out=selection.out)
     given = read_train(argv, default)
     with attributed(training, given, "the run's"):
@@ -85,11 +90,27 @@ def _resume(selection: Selection, argv: list[str]) -> int:
 
 def _start(selection: Selection, argv: list[str]) -> int:
     """Starts a run in a new folder."""
-    model, named, source = selection.model, selection.named_preset, selection.base
+    model, named, source = selection.model, selection.named_preset, selection.init_from
     base = None if source is None else open_base(source, model, named)
     preset = training_preset(selection.preset, selection.kind) if base is None else base.training
-    kind = kind_of(preset.model)
-    default = TrainArguments(preset, base=selection.base, kind=kind, preset=selection.preset)
+    records = _records_with_prompts(argv)
+    if records is not None:
+        from jaxformer.training.data.examples import has_preferences
+
+        if base is None:
+            raise ValueError(
+                f"--init-from is missing: the records of {records} have prompts with answers, "
+                "which tune a checkpoint. To train a new model on one of their fields, name it by "
+                "--text-field"
+            )
+        preset = record_training(
+            preset, has_preferences=has_preferences([records]), has_rate=named is not None
+        )
+        base = base._replace(training=preset)
+    kind = architecture_name(preset.model)
+    default = TrainArguments(
+        preset, init_from=selection.init_from, kind=kind, preset=selection.preset
+    )
     given = read_train(argv, default)
     of_run = {name: given[name] for name in field_values(preset) if name in given}
     with attributed(preset, given, "the preset's" if base is None else "the checkpoint's"):
@@ -101,21 +122,38 @@ def _start(selection: Selection, argv: list[str]) -> int:
         return _train(folder, arguments.inputs, arguments, resume=False, base=base)
 
 
+def _records_with_prompts(argv: list[str]) -> str | None:
+    """Returns the first file on the command line whose records have prompts, or None.
+
+    The records determine the flags of `train`, so they are found before the flags are read. With
+    --text-field, records are documents.
+    """
+    if any(word.split("=")[0] == "--text-field" for word in argv):
+        return None
+    named = [x for x in argv if x.startswith(HUB) or (x[:1] != "-" and Path(x).exists())]
+    if not named:
+        return None
+    from jaxformer.training.data.examples import needs_tuning
+
+    return next((path for path in named if needs_tuning([path])), None)
+
+
 def _accepted(base: Base | None, arguments: TrainArguments) -> Base | None:
-    """Returns the checkpoint of --from without the options that the arguments ignore.
+    """Returns the checkpoint of --init-from without the ignored generation options.
 
     Raises:
-        ValueError: Settings do not match the initial parameters of the run.
+        ValueError: The settings do not match the checkpoint.
     """
     config = arguments.training
+    check_reads_text(config.model)
     if base is not None:
         base.accept(config)
         return base.ignoring(arguments.ignore_generation_config)
     _check_nothing_ignored(arguments)
     if config.lora.lora_rank is not None:
         raise ValueError(
-            f"--lora-rank is {config.lora.lora_rank}, but --from is missing: a LoRA adapter is "
-            "trained on top of the weights of a checkpoint"
+            f"--lora-rank is {config.lora.lora_rank}, but --init-from is missing: a LoRA adapter "
+            "is trained on top of the weights of a checkpoint"
         )
     model = config.model
     if labels := getattr(model, "num_labels", 0):
@@ -132,16 +170,19 @@ def _accepted(base: Base | None, arguments: TrainArguments) -> Base | None:
 
 
 def _check_nothing_ignored(arguments: TrainArguments) -> None:
-    """Raises ValueError for --ignore-generation-config in a run without a checkpoint."""
+    """Raises ValueError if --ignore-generation-config is used without --init-from."""
     if names := arguments.ignore_generation_config:
         raise ValueError(
-            f"--ignore-generation-config {names[0]} has no effect here; it needs --from, because "
-            "only a checkpoint has a generation_config.json"
+            f"--ignore-generation-config {names[0]} has no effect here; it needs --init-from, "
+            "because only a checkpoint has a generation_config.json"
         )
 
 
 def _ignoring(origin: Origin | None, arguments: TrainArguments) -> Origin | None:
-    """Returns the origin of a resumed run with the settings for its samples."""
+    """Returns the origin of a resumed run, with the generation settings that its samples use.
+
+    The origin is the checkpoint that the run started from, or None without --init-from.
+    """
     if origin is None:
         _check_nothing_ignored(arguments)
         return None
@@ -156,25 +197,26 @@ def _train(
 ) -> int:
     """Trains in the run folder and returns the exit status.
 
-    `base` is the `Base` of a new run; None: the run starts from fresh parameters or is resumed.
+    `base` is the checkpoint of --init-from, or None for fresh parameters and for resumed runs.
     """
     import jax
 
+    from jaxformer.models.kinds import build
     from jaxformer.training import processes
     from jaxformer.training.log import require_trackers
     from jaxformer.training.loop import Training
-    from jaxformer.training.mesh import mesh_of
+    from jaxformer.training.mesh import make_run_mesh
     from jaxformer.training.screen import Screen
-    from jaxformer.training.tasks import task_of
+    from jaxformer.training.tasks import task_class
 
     config, params = arguments.training, None
     require_trackers(config.trackers)
     processes.join(arguments.processes)
     first = arguments.processes.coordinator is None or processes.is_first()
     processes.require_same(_shared_settings(config))
-    screen, kind = Screen(quiet=not first), task_of(config)
+    screen, kind = Screen(quiet=not first), task_class(config)
     start_jax()
-    mesh = mesh_of(config, screen.say)
+    mesh = make_run_mesh(config, screen.say)
     mesh_config = _on_mesh(config, mesh)
     if base is not None:
         params, origin = base.read(mesh)
@@ -182,21 +224,23 @@ def _train(
     with _explained(folder), ExitStack() as stack:
         keep = None if base is None else base.keep
         start = partial(prepare_run, folder, inputs, config, screen, stack, resume, keep)
-        processes.done_by_first("the text is read", start)
+        processes.done_by_first("prepare the run", start)
         task = kind.read(folder, mesh_config)
         for line in task.description():
             screen.say(line)
-        options = {}
         if inputs.origin is None:
             config = replace(config, model=fitted(config.model, task.tokenizer, screen.say))
-        else:  # samples are generated with its settings
-            options = {"generation": inputs.origin.generation}
-            params = origin_of(folder, inputs.origin, config, mesh) if resume else params
+            generation = GenerationDefaults()
+        else:  # Samples use the checkpoint's generation settings.
+            generation = inputs.origin.generation
+            params = restore_origin(folder, inputs.origin, config, mesh) if resume else params
         if first:
             write_run(folder, inputs, config)
         stack.enter_context(nullcontext() if mesh is None else jax.set_mesh(mesh))
+        model = build(config.model, config.execution, generation=generation)
+        task = task.prepare(folder, model, params)
         run = (_on_mesh(config, mesh), folder, task, screen, mesh, params)
-        training = Training(*run, next_step=_go_on(folder), **options)
+        training = Training(*run, model=model, next_step=_resume_command(folder))
         if resume:
             training.resume()
         training.run()
@@ -207,24 +251,26 @@ def _train(
 
 
 @contextmanager
-def _explained(folder: RunFolder) -> Iterator[None]:
-    """Adds to an error that ends the run what can be done about it."""
+def _explained(folder: RunFolder) -> Generator[None]:
+    """Adds advice to the message of an error that ends the run."""
     from jaxformer.training import processes
 
     try:
         yield
     except KeyboardInterrupt:
-        if folder.holds_run:  # otherwise there is nothing to continue
-            raise processes.Interrupted(SIGINT, f"interrupted; {_go_on(folder)}") from None
+        if folder.holds_run:  # Without a checkpoint, the run cannot continue.
+            raise processes.Interrupted(SIGINT, f"interrupted; {_resume_command(folder)}") from None
         raise
     except Exception as error:
-        if processes.are_several() and isinstance(error, RuntimeError):  # raised by JAX's runtime
-            message = f"another process has ended, or cannot be reached; {_go_on(folder)} ({error})"
+        # JAX raises a RuntimeError if another process has ended or cannot be reached.
+        if processes.are_several() and isinstance(error, RuntimeError):
+            reason = "another process has ended, or cannot be reached"
+            message = f"{reason}; {_resume_command(folder)} ({error})"
             processes.leave(message)
         if processes.is_out_of_memory(error):
             raise processes.Ended(
                 f"out of memory; reduce --batch-size (or --batch-tokens) and increase "
-                f"--accumulate, or set --remat full ({error})"
+                f"--gradient-accumulation-steps, or set --remat full ({error})"
             ) from error
         if processes.disk_is_full(error):
             from jaxformer.artifacts.checkpoint import Checkpoints
@@ -235,56 +281,56 @@ def _explained(folder: RunFolder) -> Iterator[None]:
 
 
 def _shared_settings(config: TrainingConfig) -> dict[str, object]:
-    """Returns the settings that must be the same in all processes of a run, by flag.
+    """Returns {flag: value} for the settings that must be equal in all processes of a run.
 
-    Paths are not among them, because they may differ between machines.
+    The dictionary has no paths, because paths may differ between machines.
     """
     from jax import __version__
 
-    flags = {flag_of(name): x for name, x in field_values(config).items()}
-    return {**flags, "--model": kind_of(config.model), "the version of JAX": __version__}
+    flags = {spell_flag(name): x for name, x in field_values(config).items()}
+    return {**flags, "--model": architecture_name(config.model), "the version of JAX": __version__}
 
 
 def _on_mesh(config: TrainingConfig, mesh: "jax.sharding.Mesh | None") -> TrainingConfig:
-    """Returns the config with the sizes of the actual mesh; raises ValueError for a bad batch size.
+    """Returns the config with the actual mesh sizes; raises ValueError for an invalid batch size.
 
     config.json stores the mesh that the user gave, so that the run can continue on other devices.
     """
     return config if mesh is None else replace(config, mesh=MeshSizes(**mesh.shape))
 
 
-def _go_on(folder: RunFolder) -> str:
-    """Returns the command that continues a run, as the end of a message."""
+def _resume_command(folder: RunFolder) -> str:
+    """Returns the command that continues a run, for the end of a message."""
     return f"continue with: jaxformer train --resume --out {shlex.quote(str(folder.path))}"
 
 
 def fitted(model: ModelConfig, tokenizer: Tokenizer, say: Callable[[str], None]) -> ModelConfig:
     """Returns the model config with the vocabulary size of the trained tokenizer.
 
-    A small text yields fewer tokens than configured. Without this, the model could generate ids
-    that stand for no text.
+    A tokenizer trained on a small text has fewer tokens than `model.vocab_size`. With a larger
+    vocabulary, the model could generate ids that the tokenizer does not have.
 
     Args:
         model: The model config.
         tokenizer: The trained tokenizer.
-        say: Receives a message if the size changes.
+        say: Function that is called with a message if the vocabulary size changes.
     """
     if tokenizer.vocab_size < model.vocab_size:
         say(
-            f"vocabulary: {tokenizer.vocab_size:,} tokens (the text yields no more; vocab_size was "
-            f"{model.vocab_size:,})"
+            f"vocabulary: {tokenizer.vocab_size:,} tokens (the text is too short for the "
+            f"vocab_size {model.vocab_size:,})"
         )
     source = {"source_vocab_size": None} if isinstance(model, ReadsSource) else {}
     return replace(model, vocab_size=tokenizer.vocab_size, **source)
 
 
 def _report(folder: RunFolder, task: "FileTask", say: Callable[[str], None]) -> None:
-    """Prints the last evaluation, scores of baselines on the same text, a sample and the paths."""
-    name, label = task.measure
+    """Prints the last evaluation, baseline scores on the same text, a sample and file paths."""
+    name, label, target = task.measure
     finals = [line[name] for line in folder.read_metrics() if name in line]
     scores = {"this model": finals[-1], **task.baselines} if finals else task.baselines
     say(
-        f"score on held-out text ({task.num_targets:,} predicted tokens), {label}: "
+        f"score on held-out data ({task.num_targets:,} predicted {target}s), {label}: "
         + " · ".join(f"{who} {value:.3f}" for who, value in scores.items())
     )
     if samples := folder.read_samples():

@@ -1,32 +1,34 @@
-"""Command line of `train`: the model kind and preset determine its flags and their defaults."""
+"""Command line of `train`, whose flags and defaults depend on --model and --preset."""
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.cli.arguments import read_given, split, values_of
-from jaxformer.cli.flags import IgnoredOptions, Spelling, Switch, field_values, flags_of, positional
+from jaxformer.cli.arguments import read_given, read_values, split
+from jaxformer.cli.flags import IgnoredOptions, Switch, field_values, list_flags, positional
 from jaxformer.cli.help import asks_for_help
 from jaxformer.models.config import KINDS
-from jaxformer.models.config.needs import Needs, flag_of, is_given
+from jaxformer.models.config.needs import Needs, Spelling, is_given, spell_flag
 from jaxformer.training.config import (
     RESUMABLE,
     Inputs,
     PairTraining,
     Processes,
+    RecordTraining,
     TrainingConfig,
     differences,
 )
 from jaxformer.training.data.documents import HUB
 from jaxformer.training.data.records import has_records
-from jaxformer.training.presets import kinds_of, training_preset, usual_preset
+from jaxformer.training.presets import kinds_with_preset, training_preset, usual_preset
 
 # The flags that --help lists. --help-all lists all flags.
-MAIN_FLAGS = ("--model", "--preset", "--from", "--out", "--resume", "--steps", "--minutes")
+MAIN_FLAGS = ("--model", "--preset", "--init-from", "--out", "--resume", "--steps", "--max-minutes")
+_TUNING_FLAGS = ("--loss-on", "--dpo-beta", "--chat-template", "--lora-rank")
 MAIN_FLAGS += ("--learning-rate", "--num-layers", "--embed-dim")
 
 
@@ -34,8 +36,10 @@ MAIN_FLAGS += ("--learning-rate", "--num-layers", "--embed-dim")
 class TrainArguments:
     """Train a model on text or on pairs of sentences, and write everything to a run folder.
 
-    Without TEXT, it trains on the source code of the Python standard library. The kinds
-    encoder-decoder and recurrent-encoder-decoder train on pairs of lines: --source and --target.
+    Without TEXT, the model is trained on the source code of the Python standard library. The models
+    encoder-decoder and recurrent-encoder-decoder are trained on pairs of lines: --source and
+    --target. With --init-from, TEXT may be a file of records with prompts and answers, messages, or
+    a chosen and a rejected answer.
     """
 
     needs: ClassVar[Needs] = {
@@ -52,29 +56,29 @@ class TrainArguments:
     .gz"""
     target: Path | None = None
     """file with the translation of each line of --source"""
-    base: Annotated[str | None, Spelling("from")] = None
+    init_from: str | None = None
     """checkpoint to start from, with its tokenizer: a run folder, a saved folder, a folder in
-    Hugging Face format or a hub id; None: fresh parameters"""
+    Hugging Face format or a hub id; default: fresh parameters"""
     # pyrefly: ignore[invalid-literal] (the choices are computed)
     kind: Annotated[Literal[tuple(KINDS)], Spelling("model")] = "decoder"
     """kind of model"""
     preset: str = "stdlib"
-    """named settings, such as stdlib or tiny, which other flags override; sizes of the model that
-    no flag sets follow from those that flags set (--embed-dim also scales the heads and the
-    feed-forward width); with --from, only its training settings apply, and without --preset the
-    learning rate is 0.0001"""
+    """named settings, such as stdlib or tiny, which other flags override; model sizes without a
+    flag follow from the flags that are set (--embed-dim also scales the heads and the feed-forward
+    width); with --init-from, only the training settings of the preset apply; with --init-from and
+    without --preset, the learning rate is 0.0001"""
     ignore_generation_config: IgnoredOptions = ()
-    """with --from: option of the checkpoint's generation_config.json to leave out, such as one that
-    is not implemented; may be repeated"""
+    """with --init-from: option of the checkpoint's generation_config.json to ignore, for example
+    because it is not implemented; may be repeated"""
     out: Path | None = None
-    """run folder; None: runs/NAME, where NAME comes from the text and the kind of model"""
+    """run folder; default: runs/NAME, where NAME comes from the text and the kind of model"""
     resume: Switch = False
-    """continue the run in --out; without --out, the unfinished run below runs/ that was trained
-    last (of the kind --model, if given)"""
+    """continue the run in --out; without --out, continue the most recent unfinished run below runs/
+    (with --model, the most recent run of this architecture)"""
     processes: Processes = field(default_factory=Processes)
 
     def __post_init__(self) -> None:
-        """Checks that several processes do not each choose a run folder."""
+        """Checks that --out is set if several processes train together."""
         if self.processes.coordinator and self.out is None:
             raise ValueError(
                 "--out is missing; with --coordinator all processes need the same folder"
@@ -89,53 +93,58 @@ class TrainArguments:
 
 
 def read_train(argv: list[str], default: TrainArguments) -> dict[str, Any]:
-    """Returns the values of the arguments that the command line gives, by key.
+    """Returns {key: value} for the arguments that the command line of `train` sets.
 
     Args:
-        argv: The words after `train`. --help and --help-all print the flags and exit.
-        default: The arguments without the command line. Their kind of model determines the flags.
+        argv: The command-line arguments after `train`. --help and --help-all print the flags and
+            exit.
+        default: The default arguments, whose model determines which flags exist.
 
     Raises:
-        ValueError: A flag belongs to other kinds of model, or the command line cannot be parsed.
+        ValueError: The command line cannot be parsed or a flag belongs to another model.
     """
-    flags = flags_of(TrainArguments, default)
+    flags = list_flags(TrainArguments, default)
     for name in () if asks_for_help(argv) else split(flags, argv).unknown:
-        if kinds := [kind for kind in KINDS if name.replace("_", "-") in _names_of(kind)]:
+        if kinds := [kind for kind in KINDS if name.replace("_", "-") in _flag_names(kind)]:
             raise ValueError(
                 f"{name} has no effect here; it needs --model {' or '.join(kinds)} (--model is "
                 f"{default.kind})"
             )
     sides = ("--source", "--target") if isinstance(default.training, PairTraining) else ()
-    return read_given(TrainArguments, "train", argv, default, (*sides, *MAIN_FLAGS))
+    shown = (*sides, *_TUNING_FLAGS) if isinstance(default.training, RecordTraining) else sides
+    return read_given(TrainArguments, "train", argv, default, (*shown, *MAIN_FLAGS))
 
 
-def _names_of(kind: str) -> set[str]:
-    """Returns the spellings of all flags for a kind of model."""
+def _flag_names(kind: str) -> set[str]:
+    """Returns the spellings of all flags of `train` for one architecture."""
     default = TrainArguments(training_preset(usual_preset(kind), kind))
-    return {name for flag in flags_of(TrainArguments, default) for name in flag.names}
+    return {name for flag in list_flags(TrainArguments, default) for name in flag.names}
 
 
 def check_unchanged(folder: RunFolder, old: TrainingConfig, arguments: TrainArguments) -> None:
-    """Checks the changes to a resumed run: its inputs and computed values must stay the same.
+    """Checks that a resumed run has its old inputs and settings, except for `RESUMABLE` settings.
 
     Args:
         folder: The run folder.
         old: The settings in the run folder.
-        arguments: The new arguments.
+        arguments: The arguments of the command that resumes the run.
 
     Raises:
-        ValueError: A field outside `RESUMABLE` changes, the arguments name inputs, or --steps is
-            below the step that the run has reached.
+        ValueError: a field outside `RESUMABLE` changes, inputs are given, or --steps is below the
+            current step of the run.
     """
-    for name, value in (*arguments.inputs._asdict().items(), ("--from", arguments.base)):
+    for name, value in (*arguments.inputs._asdict().items(), ("--init-from", arguments.init_from)):
         if value:
-            raise ValueError(f"{name} was given, but {folder.path} resumes with its first inputs")
+            raise ValueError(
+                f"{name} has no effect with --resume: the run in {folder.path} keeps the inputs "
+                "that it started with"
+            )
     changed = differences(old, arguments.training)
     refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
     for name, (before, after) in refused.items():
-        accepted = ", ".join(map(flag_of, RESUMABLE))
+        accepted = ", ".join(map(spell_flag, RESUMABLE))
         raise ValueError(
-            f"{flag_of(name)} is {after}, but the run in {folder.path} was started with "
+            f"{spell_flag(name)} is {after}, but the run in {folder.path} was started with "
             f"{before}; when resuming only {accepted} may change"
         )
     if "steps" in changed and arguments.training.steps is not None:
@@ -144,60 +153,60 @@ def check_unchanged(folder: RunFolder, old: TrainingConfig, arguments: TrainArgu
         last = max(Checkpoints(folder.checkpoints).steps(), default=0)
         if arguments.training.steps < last:
             raise ValueError(
-                f"--steps is {arguments.training.steps}, but the run in {folder.path} is at {last}"
-                "; give at least that many"
+                f"--steps is {arguments.training.steps}, but the run in {folder.path} is at "
+                f"step {last}; --steps must be at least {last}"
             )
 
 
 class Selection(NamedTuple):
-    """The arguments that determine the flags and their defaults; None if they are not given."""
+    """The arguments that determine the flags and their defaults. A missing argument is None."""
 
     model: str | None
     named_preset: str | None
-    base: str | None
+    init_from: str | None
     out: Path | None
     resume: bool | None
 
     @property
     def kind(self) -> str:
-        """The kind of model: that of --model, otherwise the first kind of the preset."""
-        return self.model or next(iter(kinds_of(self.named_preset or "stdlib")), "decoder")
+        """The architecture: --model, or the first architecture of the preset."""
+        return self.model or next(iter(kinds_with_preset(self.named_preset or "stdlib")), "decoder")
 
     @property
     def preset(self) -> str:
-        """The preset: that of --preset, otherwise the first one for the kind."""
+        """The name of the preset: --preset, or the first preset for the architecture."""
         return self.named_preset or usual_preset(self.kind)
 
 
 def read_selection(argv: list[str]) -> Selection:
-    """Returns the arguments that `train` needs before it can build its flags.
+    """Reads --model and --preset, which determine the remaining flags of `train`.
 
     Args:
-        argv: The words after `train`.
+        argv: The command-line arguments after `train`.
 
     Raises:
-        ValueError: A flag lacks its value, or --model or --preset has an unknown value.
+        ValueError: a value is missing, or --model or --preset has an unknown value.
     """
-    names = ("model", "preset", "from", "out", "resume")
-    flags = [flag for flag in flags_of(TrainArguments) if flag.key in names]
-    selection = Selection(*map(values_of(flags, split(flags, argv).given).get, names))
-    training_preset(selection.preset, selection.kind)  # raises ValueError for an unknown preset
+    names = ("model", "preset", "init_from", "out", "resume")
+    flags = [flag for flag in list_flags(TrainArguments) if flag.key in names]
+    selection = Selection(*map(read_values(flags, split(flags, argv).given).get, names))
+    training_preset(selection.preset, selection.kind)  # Raises for an unknown preset.
     return selection
 
 
 @contextmanager
-def attributed(training: TrainingConfig, given: Collection[str], owner: str) -> Iterator[None]:
-    """Adds the origin of a value to error messages about fields that the command line did not set.
+def attributed(training: TrainingConfig, given: Collection[str], owner: str) -> Generator[None]:
+    """Adds the origin of a value to error messages about flags that the user did not set.
 
     For example, "window_length is 128" becomes "the preset's window_length is 128".
 
     Args:
         training: The settings before the command line changed them.
-        given: The keys of the arguments that the command line gives.
-        owner: The words to add, such as "the preset's".
+        given: The keys of the arguments that the user set on the command line.
+        owner: The words to insert before the name of a setting, such as "the preset's".
 
     Yields:
-        None, for the `with` block whose errors are changed.
+        None. A ValueError in the `with` block is raised again with the changed message.
     """
     try:
         yield

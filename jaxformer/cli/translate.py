@@ -11,7 +11,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from jaxformer.artifacts.tokenizer import spelled_tokens
+from jaxformer.artifacts.spelled_tokens import spelled_tokens
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, print_special
 from jaxformer.cli.flags import positional
@@ -21,20 +21,20 @@ from jaxformer.terminal import write
 if TYPE_CHECKING:
     from jaxformer.artifacts.saved import Checkpoint
 
-LINES = 1024  # number of lines that are translated before their translations are written
+LINES = 1024  # Translations are written in groups of this many lines.
 
 
 @dataclass(frozen=True)
 class TranslateArguments(DecodingArguments):
     """Translate the lines of files or, without FILE, of standard input.
 
-    Each input line gives one line on standard output.
+    For each input line, one line is written to standard output.
     """
 
     files: Annotated[tuple[Path, ...], positional("FILE…")] = ()
     """UTF-8 text files with one sentence per line; may be .gz"""
     beam_width: int | None = None
-    """beam width; 1: greedy decoding; None: the checkpoint's setting, or 4"""
+    """beam width; 1 is greedy decoding; default: the checkpoint's setting, or 4"""
     batch_size: int = 64
     """number of lines per batch"""
 
@@ -68,40 +68,43 @@ def _translate(checkpoint: "Checkpoint", arguments: TranslateArguments) -> None:
         Screen(stderr=True).say("Type one sentence per line. Ctrl-D ends the input.")
     found: Counter[str] = Counter()
     for path in arguments.files or (None,):
-        unread, done = lines_of(path), 0
+        unread, done = iterate_lines(path), 0
         while lines := list(islice(unread, LINES)):
             found.update(spelled_tokens(tokenizer, ["\n".join(lines)]))
             sources = list(map(tokenizer.encode_source, lines))
             fitting = list(takewhile(lambda source: len(source) <= longest, sources))
             for text in translate_ids(model, variables, tokenizer, fitting, **options):
-                write(" ".join(text.splitlines()) + "\n")  # one line, even for generated line feeds
+                # Generated line feeds become spaces, so that each translation is one line.
+                write(" ".join(text.splitlines()) + "\n")
             done += len(fitting)
             if len(fitting) < len(sources):
                 where = "" if path is None else f" of {path}"
                 raise ValueError(
                     f"line {done + 1}{where} has {len(sources[len(fitting)])} tokens; this model's "
-                    f"max_source_length is {longest} (the lines before it are translated)"
+                    f"max_source_length is {longest} (the lines before it were translated)"
                 )
     print_special(tokenizer, "the sources", found)
 
 
 def require_files(paths: tuple[Path, ...]) -> None:
-    """Raises ValueError for a path that is not a file. It runs before the model is loaded."""
+    """Raises ValueError for a path that is not a file, before the model is loaded."""
     for path in paths:
         if not path.is_file():
-            raise ValueError(f"{path}: {'it is a folder' if path.is_dir() else 'no such file'}")
+            raise ValueError(
+                f"{path}: {'not a file, but a folder' if path.is_dir() else 'no such file'}"
+            )
 
 
-def lines_of(path: Path | None) -> Iterator[str]:
-    """Yields the lines of a file without their ends: a line feed, or a carriage return before it.
+def iterate_lines(path: Path | None) -> Iterator[str]:
+    """Yields the lines of a file without the line ends (LF or CR LF).
 
-    A byte order mark is dropped. `evaluate` splits lines in the same way.
+    A byte order mark is dropped. `jaxformer evaluate` also treats only LF and CR LF as line ends.
 
     Args:
-        path: The file, which may be .gz; None: standard input.
+        path: The file, which may be .gz, or None for standard input.
 
     Raises:
-        ValueError: A line is not UTF-8 text, or the file cannot be read.
+        ValueError: a line is not UTF-8 text, or the file cannot be read.
     """
     name, number = "standard input" if path is None else path, 0
     opened = nullcontext(sys.stdin) if path is None else _open(path)
@@ -110,7 +113,7 @@ def lines_of(path: Path | None) -> Iterator[str]:
             for line in getattr(file, "buffer", file):
                 number += 1
                 text = line.decode() if isinstance(line, bytes) else line
-                text = text.removeprefix("\ufeff") if number == 1 else text  # byte order mark
+                text = text.removeprefix("\ufeff") if number == 1 else text
                 yield text.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise ValueError(f"line {number} of {name} is not UTF-8 text: {error}") from None

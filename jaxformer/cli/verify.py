@@ -1,4 +1,4 @@
-"""`jaxformer verify RUN`: checks properties of a model and writes a certificate."""
+"""`jaxformer verify RUN`: checks properties of a model and writes the results to a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VerifyArguments(RunArguments):
-    """Check properties of a model on this machine, such as causality.
+    """Check properties of a model, such as causality, by running the model.
 
     The exit status is 0 if all properties hold, else 1. The results are written to certificate.json
     and certificate.png in the folder RUN or, for a hub id, in the current folder.
     """
 
     length: int | None = None
-    """tokens per sequence; None: the model's max_length, but at most 128"""
+    """tokens per sequence; default: the model's max_length, but at most 128"""
     batch_size: int | None = None
-    """batch size of every forward pass; None: 1, or the size that a property needs (at most 32)"""
+    """batch size of every forward pass; default: 1, or the size that a property needs (at most
+    32)"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """dtype of the activations, which replaces that of the model's config"""
+    """dtype of the activations; replaces the dtype in the model's config"""
     seed: int = 0
     """random seed for the tokens of the sequences"""
     json: Switch = False
@@ -45,14 +46,14 @@ def main(argv: list[str]) -> int:
     names = ("length", "seed", "batch_size", "dtype")
     options = {name: getattr(arguments, name) for name in names}
     with load_model(arguments) as (model, variables, _):
-        from jaxformer.verify.certificate import asked_of, examine
+        from jaxformer.verify.certificate import applicable_properties, check_property
+        from jaxformer.verify.certified_model import certified_model
         from jaxformer.verify.comparison import draw_dependency
-        from jaxformer.verify.subject import subject_of
 
-        subject = subject_of(model, variables, **options)
+        subject = certified_model(model, variables, **options)
         properties = []
-        for name in asked_of(subject):
-            properties.append(examine(subject, name))
+        for name in applicable_properties(subject):
+            properties.append(check_property(subject, name))
             if not arguments.json:
                 say(_line(properties[-1]))
     number = sum(x.holds for x in properties)
@@ -65,11 +66,11 @@ def main(argv: list[str]) -> int:
     if arguments.json:
         say(json_text(certificate))
     else:
-        say(f"{number} of {len(properties)} properties hold   picture: {folder}/certificate.png")
+        say(f"{number} of {len(properties)} properties hold; picture: {folder}/certificate.png")
     return 0 if holds else 1
 
 
 def _line(found: "Property") -> str:
-    where = f"; first at {found.layer}" if found.layer else ""
+    where = f"; first failure: {found.layer}" if found.layer else ""
     sign = "holds" if found.holds else "FAILS"
     return f"{sign}  {found.name:22} {found.seconds:6.1f} s  {found.detail}{where}"

@@ -1,1 +1,1 @@
-"""Generation, with one loop for every model that can start a cache and advance it."""
+"""Text generation: one decoding loop for every autoregressive model with a cache."""

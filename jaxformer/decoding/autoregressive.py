@@ -1,4 +1,4 @@
-"""Functions of every autoregressive model: prepare, start, advance and inspect."""
+"""Functions for every autoregressive model: pack_weights, init_cache, extend and inspect."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -12,128 +12,138 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.decoding.loop_cache import checked_slots
 from jaxformer.functional.cache.key_values import Cache, CacheSize
+from jaxformer.functional.hooks import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.machine import platform
-from jaxformer.functional.taps import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
-from jaxformer.models.check import AnyArray, as_array, check_tokens, checked_hooks, hooks_of_texts
+from jaxformer.models.check import (
+    AnyArray,
+    Sources,
+    as_array,
+    check_tokens,
+    checked_hooks,
+    hooks_of_texts,
+)
 from jaxformer.models.config.check import whole_number
-from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.models.sharding.explicit_axes import in_auto_axes
 
 
 def check_not_traced(name: str, *trees: Any) -> None:
-    """Raises ValueError inside jit, vmap or grad, for functions that run a loop on the host."""
+    """Raises ValueError inside jit, vmap or grad, where a loop on the host cannot run."""
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(trees)):
         raise ValueError(
-            f"{name} was called on traced arrays; its loop runs on the host, so inside jit, vmap "
-            "or grad use start and advance"
+            f"{name} was called on traced arrays, but its loop runs on the host; inside jit, vmap "
+            "or grad use init_cache and extend"
         )
 
 
 def check_finite_logits(
     broken: Bool[np.ndarray, " batch"] | np.bool_,
     variables: Variables,
-    rows: Int[np.ndarray, " batch"] | None = None,
+    indices: Int[np.ndarray, " batch"] | None = None,
 ) -> None:
-    """Raises FloatingPointError if the logits of a row are NaN, since no token follows from them.
+    """Raises FloatingPointError if the logits of a batch element are NaN.
 
-    The message names the row and the weights that are not finite, if there are any.
+    The message names the batch element and up to three weights that are not finite.
 
     Args:
-        broken: bool [batch], True for rows whose logits are NaN.
+        broken: bool [batch], True for batch elements whose logits are NaN.
         variables: the model's variables.
-        rows: the numbers of the rows in the call; None: 0, 1, 2, …
+        indices: the index of each batch element in the caller's arguments; 0, 1, 2, … if None.
     """
     if not broken.any():
         return
-    row = int(broken.argmax() if rows is None else rows[broken.argmax()])
+    index = int(broken.argmax() if indices is None else indices[broken.argmax()])
     leaves = jax.tree_util.tree_leaves_with_path(variables)
     names = [jax.tree_util.keystr(path) for path, x in leaves if not jnp.isfinite(x).all()]
-    why = f"nor are the weights {', '.join(names[:3])}" if names else "the weights are"
-    raise FloatingPointError(f"the logits of row {row} are not finite; {why}")
+    listed = ", ".join(names[:3])
+    why = f"these weights are not finite: {listed}" if names else "all weights are finite"
+    raise FloatingPointError(f"the logits of batch element {index} are not finite; {why}")
 
 
 @in_auto_axes
-def prepare(model: LanguageModel, variables: Variables) -> Variables:
-    """Returns {"prepared": …}, which `start`, `advance` and `generate` accept as variables.
+def pack_weights(model: LanguageModel, variables: Variables) -> Variables:
+    """Returns {"packed": …}, which `init_cache`, `extend` and `generate` accept as variables.
 
-    These are the weights in the layout for decoding, a second copy in memory. `generate` and
-    `beam_search` prepare params at every call: prepare them once yourself, or use
-    `checkpoint.prepared()`, to generate repeatedly.
+    The packed weights are a second copy in memory, in the layout that decoding uses. `generate` and
+    `beam_search` pack unpacked weights at every call. Before repeated calls, pack the weights once
+    with this function or with `checkpoint.packed()`.
 
     Args:
         model: an autoregressive model.
-        variables: its variables, {"params": …}; a result of `prepare` is returned unchanged.
+        variables: the model's variables, {"params": …}. Packed variables are returned unchanged.
 
     Raises:
-        ValueError: the model is not autoregressive, or the variables have no params.
+        ValueError: The model is not autoregressive, or the variables have no params.
     """
     require_autoregressive(model)
-    if "prepared" in variables:
+    if "packed" in variables:
         return variables
-    return {"prepared": prepare_weights(model, weights_of(variables), parallel_parts())}
+    return {"packed": packed_weights(model, model_weights(variables), parallel_parts())}
 
 
 @partial(jax.jit, static_argnums=(0, 2))
-def prepare_weights(model: LanguageModel, params: Weights, parts: int) -> Weights:
-    """Repacks the params in one compiled program; see `prepare`."""
-    return model.prepare(params, parts)
+def packed_weights(model: LanguageModel, params: Weights, parts: int) -> Weights:
+    """Packs the weights in one compiled program; see `pack_weights`."""
+    return model.pack_weights(params, parts)
 
 
 def parallel_parts() -> int:
-    """Returns the number of parts of a product that XLA computes in parallel.
+    """Returns the number of parts into which packed kernels are split for parallel computation.
 
-    It is the number of cores of a CPU, at most 8, and 1 for an accelerator.
+    On a CPU, the result is the number of cores, but at most 8. On other devices, the result is 1.
     """
     return min(os.cpu_count() or 1, 8) if platform() == "cpu" else 1
 
 
-def weights_of(variables: Variables) -> Weights:
-    """Returns the weights of variables, for the methods of a model.
+def model_weights(variables: Variables) -> Weights:
+    """Returns the packed weights of `variables`, or else the unpacked weights.
 
     Raises:
-        ValueError: the variables have no weights.
+        ValueError: The variables have neither "packed" nor "params".
     """
-    for name in ("prepared", "params"):
+    for name in ("packed", "params"):
         if name in variables:
             return variables[name]
     raise ValueError(
-        f"variables hold {', '.join(variables) or 'nothing'}; they must hold 'prepared' or "
-        "'params' (model.init gives 'params', prepare 'prepared')"
+        f"variables has the keys {', '.join(variables) or '(none)'}; it must have 'params' (from "
+        "model.init) or 'packed' (from pack_weights)"
     )
 
 
 @in_auto_axes
-def start(
+def init_cache(
     model: LanguageModel,
     variables: Variables,
     batch_size: int,
     capacity: int,
-    source: Any = None,
+    source: Sources | None = None,
     *,
     ring: bool | None = None,
 ) -> Cache:
-    """Returns an empty cache for `batch_size` rows.
+    """Returns an empty cache for `batch_size` sequences.
 
-    A layer with a sliding window keeps the last tokens only, if that needs fewer slots.
+    A layer with a sliding window stores only the tokens in the window, if this needs fewer slots
+    than `capacity`.
 
     Args:
         model: an autoregressive model.
-        variables: its variables, or the result of `prepare`.
-        batch_size: number of rows.
-        capacity: the most tokens of a row, padding included.
-        source: for a model that reads one, rows of ids of any lengths, or an int array [sources,
-            length]. Each source is encoded once. Source i serves rows i * n to (i + 1) * n - 1,
-            where n = batch_size / sources.
-        ring: True: all layers reuse `capacity` slots, for a model whose layers all have a window.
-            Rows then have no limit, except that of learned positions, max_length. False: every
-            layer keeps all tokens, so that they can be dropped again, or their weights captured.
-            None: a layer with a window keeps its window and 64 more tokens.
+        variables: the model's variables, or the result of `pack_weights`.
+        batch_size: number of sequences.
+        capacity: maximum number of tokens per sequence, padding included.
+        source: for an encoder-decoder, sources of any lengths as for `generate`, or one array with
+            a batch axis. Each source is encoded once. Source i serves the sequences i * n to (i +
+            1) * n - 1, where n = batch_size / num_sources.
+        ring: If True, all layers overwrite their oldest slots, so sequences may exceed `capacity`.
+            Every layer must then have a window. Learned positions still limit the length to
+            max_length. If False, every layer stores all tokens. This is necessary to rewind the
+            cache later, or to capture attention weights. If None, a layer with a window stores the
+            window and 64 more tokens.
 
     Raises:
-        ValueError: an argument is not accepted.
+        ValueError: An argument is invalid.
     """
     require_autoregressive(model)
     batch_size = whole_number("batch_size", batch_size, 1)
@@ -141,69 +151,73 @@ def start(
     read = model.read_source(source)
     if read is not None and batch_size % len(read.tokens):
         raise ValueError(
-            f"source has {len(read.tokens)} rows; batch_size, {batch_size}, must be a multiple of "
-            "that"
+            f"batch_size is {batch_size}, but it must be a multiple of the number of sources "
+            f"({len(read.tokens)})"
         )
     if ring and model.reach is None:
         raise ValueError(
-            f"ring is True; not all layers of this {type(model).__name__} have a window, so it "
-            "needs every slot"
+            f"ring is True, but some layers of this {type(model).__name__} attend to all tokens; "
+            "use ring=None, or a model in which every layer has a window"
         )
-    return start_cache(model, weights_of(variables), read, size, NO_HOOKS)[0]
+    return compiled_cache(model, model_weights(variables), read, size, NO_HOOKS)[0]
 
 
 @partial(jax.jit, static_argnums=(0, 3))
-def start_cache(
+def compiled_cache(
     model: LanguageModel, weights: Weights, source: Inputs | None, size: CacheSize, hooks: Hooks
-) -> tuple[Any, dict[str, Array]]:
-    """Starts the cache in one compiled program; see `start`.
+) -> tuple[Cache, dict[str, Array]]:
+    """Creates the cache and encodes the source in one compiled program; see `init_cache`.
 
     Returns:
-        (the cache, the values captured while the source was read).
+        (the cache, the values captured while the source was encoded).
     """
-    return model.start(weights, source, size, hooks)
+    return model.init_cache(weights, source, size, hooks)
 
 
 @in_auto_axes
-def advance(
+def extend(
     model: LanguageModel,
     variables: Variables,
     tokens: AnyArray,
     cache: Cache,
-    segments: AnyArray | None = None,
+    segment_ids: AnyArray | None = None,
     *,
     keep_states: bool = False,
 ) -> tuple[Float[Array, "batch new vocab"], Cache]:
-    """Reads new tokens.
+    """Runs the model on new tokens and returns their logits and the updated cache.
 
-    The given cache remains valid but is not updated: continue with the returned one. Outside jit
-    the cost depends on the number of used slots and not on the capacity, except for copying the
-    cache. Before a loop of your own, call `cache.live_prefix(cache.capacity)` once.
+    The given cache is not modified; continue with the returned cache. Outside jit, the time depends
+    on the number of used slots. Only the time to copy the cache depends on the capacity. Before a
+    loop of your own, call `cache.live_prefix(cache.capacity)` once.
 
     Args:
         model: an autoregressive model.
-        variables: its variables, or the result of `prepare`.
+        variables: the model's variables, or the result of `pack_weights`.
         tokens: [batch, new], any number of new tokens.
         cache: the cache of earlier tokens.
-        segments: int [batch, new]; 0 is padding, which takes a slot but no position. None: no
-            padding.
-        keep_states: whether layers without slots, such as recurrent ones, keep their states after
-            each new token, so that `cache.rewind` can drop these tokens. Attention needs none.
+        segment_ids: int [batch, new]; 0 is padding, which takes space in the cache but has no
+            position. If None, no token is padding.
+        keep_states: whether recurrent layers, and other layers that cache a state, store the state
+            after each new token. The stored states allow `cache.rewind` to drop these tokens.
+            Attention layers, which cache keys and values, do not need stored states.
 
     Returns:
         (logits [batch, new, vocab], cache).
 
     Raises:
-        ValueError: an argument is not accepted, or there are more tokens than free slots. Inside
-            jit the logits are NaN in the latter case.
+        ValueError: An argument is invalid, or there are more tokens than free slots. Inside
+            jit, too many tokens give NaN logits instead of an error.
     """
     require_autoregressive(model)
     if cache is None:
         raise ValueError(
-            "cache is None; create one by start, or call model.apply for complete sequences"
+            "cache is None; create a cache with init_cache, or call model.apply for complete "
+            "sequences"
         )
-    logits, _, after = inspect(model, variables, tokens, cache, segments, keep_states=keep_states)
-    return logits, after
+    logits, _, after = inspect(
+        model, variables, tokens, cache, segment_ids, keep_states=keep_states
+    )
+    return logits, after  # pyrefly: ignore[bad-return] (inspect returns a cache if it is given one)
 
 
 class Inspection(NamedTuple):
@@ -211,14 +225,14 @@ class Inspection(NamedTuple):
 
     Attributes:
         logits: float32 [batch, length, vocab].
-        captured: {name of a point: value}. Values from points inside the layers have the layer as
-            their first axis.
-        cache: the cache after these tokens; None if there was none before.
+        captured: {name of a hook point: value}. Values from hook points inside the layers have the
+            layer as their first axis.
+        cache: the cache after these tokens, or None if no cache was given.
     """
 
     logits: Array
     captured: dict[str, Array]
-    cache: Any
+    cache: Cache | None
 
 
 @in_auto_axes
@@ -227,47 +241,51 @@ def inspect(
     variables: Variables,
     tokens: AnyArray,
     cache: Cache | None = None,
-    segments: AnyArray | None = None,
-    source: Any = None,
+    segment_ids: AnyArray | None = None,
+    source: Sources | None = None,
     capture: Iterable[str] = (),
     patch: Mapping[str, Patch] | None = None,
     keep_states: bool = False,
 ) -> Inspection:
-    """Runs a pass over complete sequences or over the next tokens of a cache; captures values.
+    """Runs a forward pass that captures or replaces intermediate values.
 
     Args:
-        model: any model; with a cache, an autoregressive one.
-        variables: its variables or, with a cache, the result of `prepare`.
+        model: any model without a cache; an autoregressive model with a cache.
+        variables: the model's variables or, with a cache, the result of `pack_weights`.
         tokens: [batch, length].
-        cache: the cache of earlier tokens; None: the tokens are complete sequences.
-        segments: int [batch, length]; 0 is padding, 1, 1, 2, 2, … are packed documents.
-        source: for a model that reads one, the sources; None with a cache, which has read them.
-        capture: names of points to capture, from `model.points`. Points of an encoder ("encoder.…")
-            are accepted only without a cache.
-        patch: {name of a point: Patch(where, value)}, values to replace.
-        keep_states: see `advance`.
+        cache: the cache of earlier tokens. If None, the tokens are complete sequences.
+        segment_ids: int [batch, length]; 0 is padding, 1, 1, 2, 2, … are packed documents.
+        source: the sources of an encoder-decoder. Must be None with a cache, which already holds
+            the encoded sources.
+        capture: names of hook points to capture, from `model.hook_points`. Hook points of an
+            encoder ("encoder.…") are accepted only without a cache.
+        patch: a dict from names of hook points to replacements: {name: Patch(where, value)}.
+        keep_states: see `extend`.
 
     Raises:
-        ValueError: see `advance`.
+        ValueError: See `extend`.
     """
     if cache is None:
-        inputs = complete_inputs(model, variables, tokens, segments, source)
-        hooks = hooks_of_texts(capture, patch, model.points, inputs)
+        inputs = complete_inputs(model, variables, tokens, segment_ids, source)
+        hooks = hooks_of_texts(capture, patch, model.hook_points, inputs)
         return _inspect(model, variables, inputs, None, hooks, None, False)
     require_autoregressive(model)
     if source is not None:
-        raise ValueError("source was given with a cache; the cache has read its source")
-    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
-    check_tokens(tokens, model.config, segments)
-    hooks = checked_hooks(capture, patch, model.points, length=cache.capacity)
+        raise ValueError(
+            "source and cache were both given, but the cache already holds an encoded source; "
+            "omit source"
+        )
+    tokens, segment_ids = as_array("tokens", tokens), as_array("segment_ids", segment_ids)
+    check_tokens(tokens, model.config, segment_ids)
+    hooks = checked_hooks(capture, patch, model.hook_points, length=cache.capacity)
     if any(name.startswith("encoder.") for name in (*hooks.capture, *hooks.patch)):
         raise ValueError(
-            "points of the encoder cannot be captured or patched with a cache, which has already "
-            "read the source"
+            "capture and patch name hook points of the encoder, which does not run with a cache; "
+            "omit the cache, or these hook points"
         )
-    live = checked_slots(model, cache, tokens, segments)
+    live = checked_slots(model, cache, tokens, segment_ids)
     run = _inspect_in_trace if isinstance(cache.length, jax.core.Tracer) else _inspect
-    inputs = Inputs(jnp.asarray(tokens), segments)
+    inputs = Inputs(jnp.asarray(tokens), segment_ids)
     return run(model, variables, inputs, cache, hooks, live, bool(keep_states))
 
 
@@ -275,23 +293,26 @@ def complete_inputs(
     model: LanguageModel,
     variables: Variables,
     tokens: AnyArray,
-    segments: AnyArray | None,
-    source: Any,
+    segment_ids: AnyArray | None,
+    source: Sources | None,
 ) -> Inputs:
-    """Returns complete sequences and their sources as inputs.
+    """Returns complete sequences and their sources as checked `Inputs`.
 
     Raises:
-        ValueError: the tokens, the segments, the source or the variables are not accepted.
+        ValueError: The tokens, the segment_ids, the source or the variables are invalid.
     """
-    tokens, segments = as_array("tokens", tokens), as_array("segments", segments)
-    check_tokens(tokens, model.config, segments)
+    tokens, segment_ids = as_array("tokens", tokens), as_array("segment_ids", segment_ids)
+    check_tokens(tokens, model.config, segment_ids)
     model.check(variables)
     read = model.read_source(source)
     if read is None:
-        return Inputs(tokens, segments)
+        return Inputs(tokens, segment_ids)
     if len(read.tokens) != len(tokens):
-        raise ValueError(f"source has {len(read.tokens)} rows; tokens have {len(tokens)}")
-    return Inputs(tokens, segments, None, read.tokens, read.segments)
+        raise ValueError(
+            f"source has batch size {len(read.tokens)}, but tokens has batch size {len(tokens)}; "
+            "the batch sizes must be equal"
+        )
+    return Inputs(tokens, segment_ids, None, read.tokens, read.segment_ids)
 
 
 def _inspect_in_trace(
@@ -303,7 +324,7 @@ def _inspect_in_trace(
     live: int | None,
     keep_states: bool,
 ) -> Inspection:
-    weights, prefix = weights_of(variables), None
+    weights, prefix = model_weights(variables), None
     if cache is not None:
         prefix = cache.live_prefix(live)
     passed = model.forward(weights, inputs, prefix, hooks=hooks, keeps_states=keep_states)

@@ -1,14 +1,15 @@
-"""The loop of `generate`: reads the prompts, then runs compiled blocks of steps.
+"""Decoding loop of `generate`: one prefill of the prompts, then compiled blocks of steps.
 
-The number of steps of a block is fixed (a `lax.scan`), so an accelerator never waits for the host.
-After each block the host checks whether every row has stopped. Shapes come in buckets (prompts of
-2ⁿ or 3 · 2ⁿ tokens, 3 · 2ⁿ slots, batches of 2ⁿ or 3 · 2ⁿ rows), so that few programs are compiled.
-The cache starts with the slots of the first block and grows while rows continue.
+A block is a `lax.scan` with a fixed number of steps, so an accelerator does not wait for the host
+within a block. After each block, the host checks whether every sequence has stopped. Shapes are
+rounded up so that few programs are compiled: prompt lengths and batch sizes to 2ⁿ or 3 · 2ⁿ, cache
+sizes to 3 · 2ⁿ. The cache starts with the slots that the first block needs, and grows with the
+sequences.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,35 +19,41 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from jaxformer.decoding.autoregressive import (
     check_finite_logits,
     check_not_traced,
-    prepare,
-    start_cache,
-    weights_of,
+    compiled_cache,
+    model_weights,
+    pack_weights,
 )
-from jaxformer.decoding.batches import Batch, batches_of, in_order, one_batch, rows_at_once
-from jaxformer.decoding.constraints import NO_TOKEN, constraints_of_call, rules_of
+from jaxformer.decoding.batches import (
+    Batch,
+    batch_size_within_memory,
+    in_order,
+    make_batches,
+    single_batch,
+)
+from jaxformer.decoding.constraints import NO_TOKEN, build_rules, resolve_constraints
 from jaxformer.decoding.loop_cache import live_slots, slots, with_slots
 from jaxformer.decoding.sampling import Sampler, default_sampler
 from jaxformer.decoding.steps import (
     STEPS,
     WEIGHTS,
-    Block,
-    Choice,
+    DecodedChunk,
+    TokenSelection,
     choose_first,
-    decode_block,
+    decode_chunk,
     prefill,
 )
 from jaxformer.functional.cache.key_values import CacheSize
+from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
-from jaxformer.models.check import checked_hooks
+from jaxformer.models.check import Sources, checked_hooks
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.generation import Constraints
-from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel, Variables
-from jaxformer.models.mesh import to_host
-from jaxformer.models.rows import padded, row_of_ids
+from jaxformer.models.sequences import id_sequence, padded
+from jaxformer.models.sharding.explicit_axes import in_auto_axes
+from jaxformer.models.sharding.parameters import to_host
 
 Prompts = Sequence[Sequence[int]] | Int[Array | np.ndarray, "batch length"]
 
@@ -55,14 +62,15 @@ class Generation(NamedTuple):
     """Result of `generate`.
 
     Attributes:
-        tokens: int [batch, max_new_tokens], 0 after the end of a row.
+        tokens: int [batch, max_new_tokens], 0 after the end of a sequence.
         lengths: int [batch], number of new tokens, the stop token included.
         log_probs: float32 [batch, max_new_tokens], log P of each token under the model, before
-            temperature and truncation, 0 after the end.
-        captured: {name: [layers, batch, max_new_tokens, …]}, entry t from the pass that predicted
-            token t, 0 after the end. Points outside of the layers have no layer axis. The keys of
-            "attention.weights" are the positions of the row, prompt first. Points of an encoder,
-            which reads once, are [layers, sources, …].
+            temperature and truncation, 0 after the end of a sequence.
+        captured: {name: [layers, batch, max_new_tokens, …]}. Entry t was computed by the step that
+            predicted token t; entries after the end of a sequence are 0. Values from hook points
+            outside the layers have no layer axis. The last axis of "attention.weights" holds the
+            positions of the sequence, starting with the prompt. Values from hook points of an
+            encoder, which runs once, have the shape [layers, sources, …].
     """
 
     tokens: np.ndarray
@@ -81,7 +89,7 @@ def generate(
     sampler: Sampler | None = None,
     key: PRNGKeyArray | None = None,
     stop_tokens: Iterable[int] = (),
-    source: Any = None,
+    source: Sources | None = None,
     constraints: Constraints | None = None,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
     batch_size: int | None = None,
@@ -90,171 +98,183 @@ def generate(
 ) -> Generation:
     """Continues each prompt by up to `max_new_tokens` tokens.
 
-    Many prompts are computed in batches of similar lengths, and returned in the order given. Memory
-    follows the length that the rows reach, not `max_new_tokens`. Batches are filled up to a bucket
-    of batch sizes, unless there is a patch; the additional rows are not returned. With `capture` or
-    `patch`, whose arrays have entries of all rows, the call is one batch.
+    The prompts are sorted into batches of similar lengths; the results have the caller's order. The
+    memory depends on the length that the sequences reach, not on `max_new_tokens`. Without a patch,
+    batch sizes are rounded up, and the results of the added elements are dropped. With `capture` or
+    `patch`, all prompts form one batch, because these arrays have a batch axis.
 
     Args:
         model: an autoregressive model.
-        variables: its variables, or the result of `prepare`.
-        prompts: lists of ids of any lengths (none empty), or an int array [batch, length].
-        max_new_tokens: the most new tokens of a row.
-        sampler: how to choose a token; None: that of `model.generation`, or Sampler().
-        key: a jax.random key, required unless the sampler is greedy. Row i draws its t-th token
-            with fold_in(fold_in(key, i), t), so a row does not depend on other rows.
-        stop_tokens: ids, each of which ends a row.
-        source: for a model that reads one, a row of ids for each prompt.
-        constraints: rules about the next token; None: those of `model.generation`.
-        on_tokens: called after every block of steps with the new tokens of each row, which are none
-            for rows of other batches.
-        batch_size: the largest number of prompts to compute at once. None: as many as have prompts
-            of 16,384 tokens, and caches and logits of 1 GiB, all at the full length. With a mesh in
-            context, None means all.
-        capture: names of points to capture, from `model.points`.
-        patch: {name of a point: Patch}, values to replace; a Patch may name positions and steps.
+        variables: the model's variables, or the result of `pack_weights`.
+        prompts: nonempty lists of token ids, of any lengths, or an int array [batch, length].
+        max_new_tokens: maximum number of new tokens per prompt.
+        sampler: the sampling parameters. Defaults to the sampler of `model.generation`, or to
+            Sampler().
+        key: a jax.random key, required unless the sampler is greedy. The t-th token of prompt i is
+            sampled with fold_in(fold_in(key, i), t), so it does not depend on other prompts.
+        stop_tokens: ids, each of which ends a sequence.
+        source: for an encoder-decoder, the source of each prompt: token ids, or embeddings [length,
+            embed_dim], or features [length, source_features] if the config sets `source_features`.
+        constraints: constraints on the next token. Defaults to `model.generation.constraints`.
+        on_tokens: called after every block of decoding steps with one list of new tokens per
+            prompt. A prompt outside the current batch gets an empty list.
+        batch_size: maximum number of prompts per batch. By default, a batch has at most 16,384
+            prompt tokens, and its caches and logits need at most 1 GiB with `max_new_tokens` new
+            tokens. With a mesh in context, the default is all prompts.
+        capture: names of hook points to capture, from `model.hook_points`.
+        patch: {name of a hook point: Patch}, values to replace. A `Patch` may be limited
+            to positions and steps.
 
     Returns:
-        A `Generation`: the new tokens of each row with their lengths and log-probabilities, and the
-        captured values.
+        A `Generation`: the new tokens of each prompt with their lengths and log-probabilities, and
+        the captured values.
 
     Raises:
-        ValueError: an argument is not accepted.
-        FloatingPointError: logits of a row are not finite.
+        ValueError: An argument is invalid.
+        FloatingPointError: Logits of a batch element are not finite.
     """
     require_autoregressive(model)
     check_not_traced("generate", variables, prompts, source, key)
     sampler = default_sampler(model.generation) if sampler is None else sampler
-    constraints = constraints_of_call(model, constraints)
+    constraints = resolve_constraints(model, constraints)
     if key is None and not sampler.greedy:
         raise ValueError(
-            f"key is None, but sampling at temperature {sampler.temperature} needs one "
-            "(jax.random.key(seed)); only temperature 0 needs none"
+            f"key is None, but sampling at temperature {sampler.temperature} needs a random key; "
+            "pass jax.random.key(seed), or use temperature 0"
         )
     if key is not None and not is_key(key):
-        raise ValueError(f"key is {key!r}; it must be one key, jax.random.key(seed)")
+        raise ValueError(f"key is {key!r}; it must be a single key from jax.random.key(seed)")
     texts, stops = check_prompts(model, prompts, max_new_tokens, stop_tokens, source)
-    weights = weights_of(prepare(model, variables))
+    weights = model_weights(pack_weights(model, variables))
     hooks = checked_hooks(
         capture,
         patch,
-        model.points,
-        # The last generated token is not read.
+        model.hook_points,
+        # The last generated token is never an input.
         length=max(map(len, texts)) + max_new_tokens - 1,
-        source_length=None if source is None else max(map(np.size, source)),
+        source_length=None if source is None else max(map(len, source)),
         steps=max_new_tokens,
     )
-    choice = Choice(sampler.arrays(), None if sampler.greedy else key, stops)
+    choice = TokenSelection(sampler.arrays(), None if sampler.greedy else key, stops)
     call = _Call(
         model, variables, weights, choice, constraints, max_new_tokens, len(texts), hooks, on_tokens
     )
-    most = rows_at_once(model, weights, texts, source, max_new_tokens, batch_size)
-    if hooks.patch:  # a patch may have one entry for each of the caller's rows
-        batches = [one_batch(texts, source, len(texts))]
+    most = batch_size_within_memory(model, weights, texts, source, max_new_tokens, batch_size)
+    # The batch axis of a patch has one entry per prompt, in the caller's order.
+    if hooks.patch:
+        batches = [single_batch(texts, source, len(texts))]
     else:
-        batches = batches_of(texts, source, len(texts) if hooks.capture else most)
-    return in_order([_continued(call, batch) for batch in batches], batches)
+        batches = make_batches(texts, source, len(texts) if hooks.capture else most)
+    return in_order([_generate_batch(call, batch) for batch in batches], batches)
 
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of a call that all its batches share.
+    """The arguments of a `generate` call that all batches share.
 
     Attributes:
-        choice: how tokens are chosen, without what depends on the batch.
-        num_rows: number of prompts of the call.
+        choice: how tokens are chosen; `rules` and `indices` are None, as they depend on the batch.
+        num_prompts: number of prompts in the call.
     """
 
     model: LanguageModel
     variables: Variables
     weights: Weights
-    choice: Choice
+    choice: TokenSelection
     constraints: Constraints
     max_new_tokens: int
-    num_rows: int
+    num_prompts: int
     hooks: Hooks
     on_tokens: Callable[[list[list[int]]], None] | None
 
-    def report(self, tokens: Int[np.ndarray, "steps rows"], batch: Batch) -> None:
-        """Calls `on_tokens` with the new tokens of a batch; the remaining rows have none."""
+    def report(self, tokens: Int[np.ndarray, "steps batch"], batch: Batch) -> None:
+        """Calls `on_tokens` once, with the new tokens of each prompt.
+
+        The list is empty for a prompt that is not in the batch.
+        """
         if self.on_tokens is None:
             return
-        found: list[list[int]] = [[] for _ in range(self.num_rows)]
-        for row, ids in zip(batch.own_rows, tokens[:, : batch.batch_size].T, strict=True):
-            found[row] = ids[ids != NO_TOKEN].tolist()
+        found: list[list[int]] = [[] for _ in range(self.num_prompts)]
+        for index, ids in zip(batch.own_indices, tokens[:, : batch.batch_size].T, strict=True):
+            found[index] = ids[ids != NO_TOKEN].tolist()
         self.on_tokens(found)
 
 
-def _continued(call: _Call, batch: Batch) -> Generation:
+def _generate_batch(call: _Call, batch: Batch) -> Generation:
     """Continues the prompts of one batch."""
     model, weights, hooks, most = call.model, call.weights, call.hooks, call.max_new_tokens
-    texts, source, width, rows = batch.prompts, batch.source, batch.width, len(batch.rows)
+    texts, source, width, size = batch.prompts, batch.source, batch.width, len(batch.indices)
+    rules = build_rules(call.constraints, texts, width, most, call.choice.stops, source)
     first_slots = slots(width + (STEPS if most > 1 else 0))
     num_keys = slots(width + -(-(most - 1) // STEPS) * STEPS)
-    # Attention weights have one axis of keys in all layers.
+    # Captured attention weights of all layers need the same number of keys.
     ring = False if WEIGHTS in (*hooks.capture, *hooks.patch) else None
-    size, sources = CacheSize(rows, first_slots, ring, num_keys), model.read_source(source)
-    cache, read = start_cache(model, weights, sources, size, hooks.at_step(0))
+    cache_size, sources = CacheSize(size, first_slots, ring, num_keys), model.read_source(source)
+    cache, read = compiled_cache(model, weights, sources, cache_size, hooks.at_step(0))
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache, hooks)
     found, room = [], most
-    rules = rules_of(call.constraints, texts, width, most, call.choice.stops, source)
-    choice = call.choice._replace(rules=rules, rows=batch.rows.astype(np.int32))
-    generated = None if rules is None else np.full((rows, num_keys), NO_TOKEN, np.int32)
+    choice = call.choice._replace(rules=rules, indices=batch.indices.astype(np.int32))
+    generated = None if rules is None else np.full((size, num_keys), NO_TOKEN, np.int32)
     batch_size = np.int32(batch.batch_size)
     state, new = choose_first(passed.logits, passed.captured, choice, batch_size, generated)
-    state = state._replace(cache=passed.cache)
+    cache = passed.cache
     while True:
         found.append(jax.tree.map(to_host, new))
         tokens, log_probs, _ = found[-1]
-        check_finite_logits(np.isnan(log_probs[:room]).any(axis=0), call.variables, batch.rows)
+        check_finite_logits(np.isnan(log_probs[:room]).any(axis=0), call.variables, batch.indices)
         call.report(tokens[:room], batch)
         room -= len(tokens)
         if room <= 0 or to_host(state.stopped).all():
             break
         needed = width + most - room - 1 + STEPS
-        state = state._replace(cache=with_slots(state.cache, needed))
-        live = live_slots(state.cache, needed)
-        state, new = decode_block(model, weights, state, choice, live, hooks)
-    return _collected(call, batch, found, jax.tree.map(to_host, read), num_keys)
+        cache = with_slots(cache, needed)
+        live = live_slots(cache, needed)
+        cache, state, new = decode_chunk(model, weights, cache, state, choice, live, hooks)
+    return _collect(call, batch, found, jax.tree.map(to_host, read), num_keys)
 
 
-def _collected(
+def _collect(
     call: _Call,
     batch: Batch,
-    blocks: Sequence[Block],
+    blocks: Sequence[DecodedChunk],
     read: Mapping[str, np.ndarray],
     num_keys: int,
 ) -> Generation:
-    """Concatenates the blocks of a batch, without the repetitions of its first row.
+    """Concatenates the outputs of all steps of a batch, and drops the added batch elements.
 
     Args:
-        call: the call.
+        call: the arguments of `generate` that all batches share.
         batch: the batch.
-        blocks: the blocks, in order.
-        read: the values captured while the sources were read.
-        num_keys: number of keys of the attention weights, of which early blocks have fewer.
+        blocks: the outputs of the blocks of decoding steps, in order.
+        read: the values captured while the sources were encoded.
+        num_keys: number of keys in the result's attention weights. Attention weights of earlier
+            blocks have fewer keys, because the cache was smaller, and are padded to this number.
     """
-    number, most, layer_points = batch.batch_size, call.max_new_tokens, call.model.layer_points
+    number, most, layer_hook_points = (
+        batch.batch_size,
+        call.max_new_tokens,
+        call.model.layer_hook_points,
+    )
 
     def joined(steps: Sequence[Array | np.ndarray], fill: int = 0) -> np.ndarray:
         whole = np.concatenate(steps)[:most]
         widths = [(0, most - len(whole)), *[(0, 0)] * (whole.ndim - 1)]
         return np.pad(whole, widths, constant_values=fill)
 
-    def first_rows(name: str, x: np.ndarray) -> np.ndarray:
-        return x[:, :number] if name in layer_points else x[:number]
+    def without_filling(name: str, x: np.ndarray) -> np.ndarray:
+        return x[:, :number] if name in layer_hook_points else x[:number]
 
     tokens = joined([block.tokens for block in blocks], NO_TOKEN).T[:number]
     log_probs = joined([block.log_probs for block in blocks]).T[:number]
     is_there = tokens != NO_TOKEN
-    captured = {name: first_rows(name, x) for name, x in read.items()}
+    captured = {name: without_filling(name, x) for name, x in read.items()}
     for name in blocks[0].captured:
         steps = [block.captured[name] for block in blocks]
         if name == WEIGHTS:
             widths = [(*[(0, 0)] * (x.ndim - 1), (0, num_keys - x.shape[-1])) for x in steps]
             steps = list(map(np.pad, steps, widths))
-        batch_axis = 1 if name in layer_points else 0
-        x = first_rows(name, np.moveaxis(joined(steps), 0, batch_axis + 1))
+        batch_axis = 1 if name in layer_hook_points else 0
+        x = without_filling(name, np.moveaxis(joined(steps), 0, batch_axis + 1))
         mask = is_there.reshape(*is_there.shape, *[1] * (x.ndim - batch_axis - 2))
         captured[name] = np.where(mask, x, 0)
     if WEIGHTS in captured:
@@ -264,22 +284,22 @@ def _collected(
 
 
 def _by_position(weights: np.ndarray, lengths: Sequence[int], width: int) -> np.ndarray:
-    """Returns attention weights with the positions of each row as keys, not its slots.
+    """Converts the key axis of attention weights from cache slots to positions in the sequence.
 
     Args:
-        weights: [layers, rows, …, slots].
-        lengths: number of prompt tokens of each row; they end at slot `width - 1`.
-        width: number of slots of the prompts.
+        weights: [layers, batch, …, slots].
+        lengths: number of prompt tokens of each sequence. Every prompt ends at slot `width - 1`.
+        width: number of tokens to which the prompts are padded on the left.
     """
     found = np.zeros_like(weights)
-    for row, length in enumerate(lengths):
-        row_weights = weights[:, row, ..., width - length :]
-        found[:, row, ..., : row_weights.shape[-1]] = row_weights
+    for index, length in enumerate(lengths):
+        of_sequence = weights[:, index, ..., width - length :]
+        found[:, index, ..., : of_sequence.shape[-1]] = of_sequence
     return found
 
 
 def is_key(key: object) -> bool:
-    """Returns whether this is one random key: a typed key, or a legacy one of two words."""
+    """Returns whether `key` is a single random key: a typed key or a legacy uint32 [2] key."""
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return shape == ()
@@ -291,35 +311,37 @@ def check_prompts(
     prompts: Prompts,
     max_new_tokens: int,
     stop_tokens: Iterable[int],
-    source: Any,
+    source: Sources | None,
 ) -> tuple[list[np.ndarray], Int[np.ndarray, " stops"]]:
-    """Returns (prompts, stop tokens) as arrays.
+    """Checks the prompts and the stop tokens and returns both as arrays.
 
     Raises:
-        ValueError: a prompt, a stop token, `max_new_tokens` or the number of sources is not
-            accepted.
+        ValueError: a prompt, a stop token, `max_new_tokens` or the number of sources is
+            invalid.
     """
     config = model.config
     whole_number("max_new_tokens", max_new_tokens, 1)
     if not isinstance(stop_tokens, Iterable):
-        raise ValueError(f"stop_tokens is {stop_tokens!r}; it must be a collection of token ids")
-    stops = row_of_ids("stop_tokens", list(stop_tokens), config.vocab_size)
-    rows = [row_of_ids(f"prompt {i}", row, config.vocab_size) for i, row in enumerate(prompts)]
-    if not rows:
+        raise ValueError(f"stop_tokens is {stop_tokens!r}; it must be an iterable of token ids")
+    stops = id_sequence("stop_tokens", list(stop_tokens), config.vocab_size)
+    texts = [id_sequence(f"prompt {i}", text, config.vocab_size) for i, text in enumerate(prompts)]
+    if not texts:
         raise ValueError("prompts is empty; it must hold at least one prompt")
-    for i, ids in enumerate(rows):
+    for i, ids in enumerate(texts):
         if not ids.size:
-            raise ValueError(f"prompt {i} is empty; a model needs at least one token to continue")
+            raise ValueError(f"prompt {i} is empty; a prompt needs at least one token")
         if ids.size < model.minimum_prefill:
             raise ValueError(
-                f"prompt {i} has {ids.size} tokens; the first {model.minimum_prefill} must be read "
-                "in one call, so it needs at least that many"
+                f"prompt {i} has {ids.size} tokens, but this model's prompts need at least "
+                f"{model.minimum_prefill} (the length of its bidirectional prefix)"
             )
         if ids.size + max_new_tokens > config.max_length:
             raise ValueError(
                 f"prompt {i} has {ids.size} tokens and max_new_tokens is {max_new_tokens}; "
-                f"together they must not exceed max_length, {config.max_length}"
+                f"their sum must not exceed max_length ({config.max_length})"
             )
-    if source is not None and len(source) != len(rows):
-        raise ValueError(f"source has {len(source)} rows; there are {len(rows)} prompts")
-    return rows, np.unique(stops).astype(np.int32)
+    if source is not None and len(source) != len(texts):
+        raise ValueError(
+            f"there are {len(source)} sources and {len(texts)} prompts; pass one source per prompt"
+        )
+    return texts, np.unique(stops).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The cache of a decoding loop: the slots that a pass needs, and the layout between steps."""
+"""Cache of a decoding loop: number of slots per step, and layout of the arrays between steps."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,36 +8,40 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.functional.cache.key_values import Cache
-from jaxformer.functional.positions import continued_segments, document_positions
+from jaxformer.functional.positions import continued_segment_ids, document_positions
 from jaxformer.models.check import AnyArray
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.mesh import to_host
-from jaxformer.models.rows import bucket, power_of_two
+from jaxformer.models.sequences import bucket, power_of_two
+from jaxformer.models.sharding.parameters import to_host
 
 
 def checked_slots(
-    model: LanguageModel, cache: Cache, tokens: AnyArray, segments: AnyArray | None
+    model: LanguageModel, cache: Cache, tokens: AnyArray, segment_ids: AnyArray | None
 ) -> int | None:
-    """Returns the number of slots to attend to with these tokens (None: all).
+    """Returns the number of slots that the new tokens attend to, or None for all slots.
 
     Raises:
-        ValueError: the cache has too few slots, or the tokens do not fit it.
+        ValueError: The cache has too few free slots or another batch size than the tokens.
     """
     if not tokens.shape[1]:
-        raise ValueError(f"tokens are {tokens.shape}; there must be at least one new token a row")
-    rows = len(cache.cursor.position)
-    if len(tokens) != rows:
-        raise ValueError(f"tokens have {len(tokens)} rows; the cache was started for {rows}")
+        raise ValueError(
+            f"tokens has shape {tokens.shape}; it must hold at least one new token per sequence"
+        )
+    batch_size = len(cache.cursor.position)
+    if len(tokens) != batch_size:
+        raise ValueError(
+            f"tokens has batch size {len(tokens)}, but the cache has batch size {batch_size}"
+        )
     traced = isinstance(cache.length, jax.core.Tracer)
-    used = 0 if traced else int(cache.length)  # inside jit only shapes are known
+    used = 0 if traced else int(cache.length)  # Inside jit, only shapes are known.
     needed = used + tokens.shape[1]
     if cache.capacity is not None and needed > cache.capacity:
         raise ValueError(
-            f"tokens are {tokens.shape[1]} a row, but the cache has {cache.capacity} slots with "
-            f"{used} used; start one with a capacity of at least {needed}"
+            f"tokens has length {tokens.shape[1]}, but {used} of the {cache.capacity} slots of the "
+            f"cache are used; call init_cache with a capacity of at least {needed}"
         )
-    if not any(isinstance(x, jax.core.Tracer) for x in (tokens, segments, cache.length)):
-        _check_reading(model, cache, needed, segments, tokens.shape[:2])
+    if not any(isinstance(x, jax.core.Tracer) for x in (tokens, segment_ids, cache.length)):
+        _check_reading(model, cache, needed, segment_ids, tokens.shape[:2])
     return None if traced else live_slots(cache, needed)
 
 
@@ -45,45 +49,50 @@ def _check_reading(
     model: LanguageModel,
     cache: Cache,
     needed: int,
-    segments: AnyArray | None,
+    segment_ids: AnyArray | None,
     shape: tuple[int, ...],
 ) -> None:
-    """Checks where a chunk ends in its documents.
+    """Checks that the new tokens end at an allowed position of their documents.
 
     Raises:
-        ValueError: a row ends inside a prefix that must be read at once, or has more tokens than
-            there are positions.
+        ValueError: a sequence ends inside a bidirectional prefix, which must be read in one call,
+            or has more tokens than the model has positions.
     """
     least, most = model.minimum_prefill, model.config.max_length
     if cache.reach is not None and model.config.positions != "learned":
-        most = np.iinfo(np.int32).max  # the largest position is the only limit of a ring
+        # With a ring buffer, only the dtype of positions limits the number of tokens.
+        most = np.iinfo(np.int32).max
     if least == 1 and needed <= most:
-        return  # no row can fail the checks
-    with jax.ensure_compile_time_eval():  # these values are known, even inside a caller's jit
-        given = None if segments is None else jnp.asarray(segments)
-        segments = continued_segments(given, cache.cursor, shape)
-        read = to_host(document_positions(jnp.asarray(segments), cache.cursor)[2].position)
-    both_ways = f", whose first {least} see one another both ways; read them in one chunk"
-    too_long = f"; max_length is {most} positions"
-    for is_wrong, why in (((read > 0) & (read < least), both_ways), (read > most, too_long)):
+        return  # No sequence can fail the checks below.
+    # The values below are known even if the caller is inside jit.
+    with jax.ensure_compile_time_eval():
+        given = None if segment_ids is None else jnp.asarray(segment_ids)
+        segment_ids = continued_segment_ids(given, cache.cursor, shape)
+        read = to_host(document_positions(jnp.asarray(segment_ids), cache.cursor)[2].position)
+    in_prefix = f"the bidirectional prefix has {least}; pass the whole prefix in one call"
+    too_long = f"max_length is {most}"
+    for is_wrong, why in (((read > 0) & (read < least), in_prefix), (read > most, too_long)):
         if is_wrong.any():
-            row = int(is_wrong.argmax())
-            raise ValueError(f"row {row} ends after {read[row]} tokens of a document{why}")
+            index = int(is_wrong.argmax())
+            raise ValueError(
+                f"the last document of batch element {index} has {read[index]} tokens, but {why}"
+            )
 
 
 def live_slots(cache: Cache, needed: int) -> int | None:
-    """Returns the static number of slots to attend to: `slots(needed)`, at most the capacity.
+    """Returns the number of cache slots that queries attend to, which is known while tracing.
 
-    Returns None for a cache without slots, which holds one state of fixed size.
+    The number of slots is the minimum of `slots(needed)` and the capacity. The function returns
+    None for a cache of fixed size, such as a cache that has only recurrent states.
     """
     return None if cache.capacity is None else min(cache.capacity, slots(needed))
 
 
 def with_slots(cache: Cache, needed: int) -> Cache:
-    """Returns the cache with at least `needed` slots, growing it to `slots(needed)` if it has less.
+    """Returns the cache, enlarged to `slots(needed)` slots if it has fewer than `needed`.
 
-    Decoding loops start with few slots and grow the cache while rows continue, so that memory
-    follows the length of the texts and not the maximum that the caller allows.
+    Decoding loops start with few slots and enlarge the cache as the texts grow. So the memory
+    depends on the actual length of the texts, not on the caller's maximum.
     """
     if cache.capacity is None or cache.capacity >= needed:
         return cache
@@ -94,26 +103,28 @@ _grow = jax.jit(lambda cache, slots: cache.grow(slots), static_argnums=1)
 
 
 def slots(length: int) -> int:
-    """Returns the least 3 · 2ⁿ that is at least `length` and 48.
+    """Rounds `length` up to a number 3 · 2ⁿ that is at least 48.
 
-    These numbers are half as frequent as the buckets of prompts, because each number is a compiled
-    program of all layers and a decoding loop passes through one after the other.
+    Prompt lengths are rounded up to 2ⁿ or 3 · 2ⁿ. Cache sizes are rounded up to 3 · 2ⁿ only,
+    because a long decoding loop uses many sizes, and each size needs a compiled program of all
+    layers.
     """
     return 3 * power_of_two(-(-length // 3), 16)
 
 
 def prompt_bucket(length: int) -> int:
-    """Returns the width to which prompts are padded: a bucket, or 1 for a single token."""
+    """Rounds the length of a prompt up to 2ⁿ or 3 · 2ⁿ, at least 32; returns 1 for length 1."""
     return 1 if length == 1 else bucket(length)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LoopCache:
-    """The arrays of a cache without axes of size 1 for batch elements and heads.
+    """The arrays of a cache, without batch and head axes of size 1.
 
-    XLA:CPU updates keys and values in place only without such axes: with them, the steps of one row
-    of GPT-2 124M took 9 % longer (jaxlib 0.10, two cores).
+    XLA:CPU updates keys and values in place only if the arrays have no axes of size 1. Decoding one
+    sequence with GPT-2 124M took 9% longer if the arrays had axes of size 1 (jaxlib 0.10, two
+    cores).
 
     Attributes:
         arrays: the arrays of the cache.
@@ -124,15 +135,15 @@ class LoopCache:
     structure: tuple[Any, tuple[tuple[int, ...], ...]] = field(metadata={"static": True})
 
     @classmethod
-    def of(cls, cache: Cache) -> "LoopCache":
-        """Returns the loop's form of a cache, for the carry of a `scan` or a `while_loop`."""
+    def from_cache(cls, cache: Cache) -> "LoopCache":
+        """Converts a cache to a `LoopCache`, for the carry of a `scan` or a `while_loop`."""
         leaves, tree = jax.tree.flatten(cache)
         return cls(
             [_without_single_axes(x) for x in leaves], (tree, tuple(x.shape for x in leaves))
         )
 
-    def restored(self) -> Cache:
-        """Returns the cache."""
+    def to_cache(self) -> Cache:
+        """Converts the `LoopCache` back to the cache."""
         tree, shapes = self.structure
         return tree.unflatten(x.reshape(n) for x, n in zip(self.arrays, shapes, strict=True))
 

@@ -1,8 +1,8 @@
 """Sampling: truncates the distribution of the next token and draws from it.
 
-The temperature and the truncations are arguments of the compiled step, not constants in it.
-Thresholds are found exactly and without a sort, by bisection of the bit patterns of the logits.
-That takes 32 passes of compare-and-sum; sorting 50,000 logits takes many times as long on a CPU.
+The temperature and the truncations are arguments of the compiled step, so new values need no new
+compilation. Bisection of the logits' bit patterns finds each threshold exactly, in 32 passes of
+compare-and-sum. On a CPU, sorting 50,000 logits takes many times as long as the 32 passes.
 """
 
 import math
@@ -19,31 +19,33 @@ from jaxformer.models.config.generation import GenerationDefaults
 
 Logits = Float[Array, "batch vocab"]
 
-# Temperatures whose reciprocal is also a float32 that no device flushes to zero: XLA replaces the
-# division by a multiplication with the reciprocal, and −∞ · 0 would be NaN.
+# The logits are divided by a temperature between these bounds. XLA replaces the division by a
+# multiplication with the reciprocal. If a device flushed the reciprocal to zero, −∞ · 0 would be
+# NaN.
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**126
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """How to choose a token: first temperature, then the truncations, each on the rest.
+    """Sampling parameters: the temperature, and truncations of the distribution.
 
-    The truncations apply in the order of the attributes. All tokens that equal a threshold are
-    kept.
+    The temperature applies first, then the truncations in the order of the attributes. Each
+    truncation sees only the tokens that the previous truncation kept. Tokens that tie at a
+    threshold are all kept.
 
     Attributes:
-        temperature: divisor of the logits, at most 2¹²⁶; 0 is greedy (the most probable token,
-            without randomness).
-        top_k: how many of the most probable tokens to keep; 0: all.
-        top_p: keep the fewest, most probable tokens with at least this total probability (Holtzman
-            et al. 2020).
+        temperature: divisor of the logits, at most 2¹²⁶. With 0, sampling is greedy: the most
+            probable token is chosen without randomness.
+        top_k: keep this number of the most probable tokens, or all tokens if 0.
+        top_p: keep the smallest set of most probable tokens with at least this total probability
+            (Holtzman et al. 2020).
         min_p: keep the tokens with at least this fraction of the largest probability.
-        typical_p: keep the fewest tokens with at least this total probability, first those whose
-            −log P is closest to the entropy (Meister et al. 2022); 1: all.
-        epsilon_cutoff: keep the tokens with at least this probability, and the most probable token
-            (Hewitt et al. 2022); 0: all.
-        eta_cutoff: like epsilon_cutoff, with the probability min(η, √η · e^−entropy) for η =
-            eta_cutoff (Hewitt et al. 2022); 0: all.
+        typical_p: keep the smallest set of tokens with at least this total probability. Tokens
+            whose −log P is closest to the entropy are kept first (Meister et al. 2022).
+        epsilon_cutoff: keep the tokens with at least this probability, and always the most probable
+            token (Hewitt et al. 2022).
+        eta_cutoff: keep the tokens with at least the probability min(η, √η · e^−entropy) for η =
+            eta_cutoff, and always the most probable token (Hewitt et al. 2022).
 
     Raises:
         ValueError: a field is not a number or is out of range.
@@ -61,7 +63,7 @@ class Sampler:
         """Converts the fields to numbers and checks them."""
         check_at_least(0, self, "top_k")
         for name in (field.name for field in fields(self) if field.name != "top_k"):
-            object.__setattr__(self, name, _number(name, getattr(self, name)))
+            object.__setattr__(self, name, _to_float(name, getattr(self, name)))
         at_most = f"0 (greedy) or above, and at most {_LARGEST:.8g}"
         accepted = {
             "temperature": (0.0 <= self.temperature <= _LARGEST, at_most),
@@ -81,12 +83,15 @@ class Sampler:
         return self.temperature == 0.0
 
     def arrays(self) -> "SamplerArrays | None":
-        """Returns the fields as arrays, so that new values need no compilation; None if greedy."""
+        """Returns the fields as arrays, or None if the sampler is greedy.
+
+        The arrays are arguments of compiled functions, so new values cause no new compilation.
+        """
         if self.greedy:
             return None
         return SamplerArrays(
-            jnp.float32(max(self.temperature, _SMALLEST)),  # a smaller one may be flushed to 0
-            jnp.int32(min(self.top_k, np.iinfo(np.int32).max)),  # larger than any vocabulary
+            jnp.float32(max(self.temperature, _SMALLEST)),  # Smaller numbers may be flushed to 0.
+            jnp.int32(min(self.top_k, np.iinfo(np.int32).max)),
             jnp.float32(self.top_p),
             jnp.float32(math.log(self.min_p) if self.min_p else -math.inf),
             jnp.float32(self.typical_p),
@@ -96,25 +101,26 @@ class Sampler:
 
 
 def default_sampler(defaults: GenerationDefaults) -> Sampler:
-    """Returns a checkpoint's sampler, for calls without one.
+    """Returns the sampler that a checkpoint defines, for calls that pass no sampler.
 
-    As in transformers, it is greedy unless the checkpoint samples. Its truncations then apply to a
-    sampler with another temperature: `replace(default_sampler(…), temperature=0.7)`.
+    As in transformers, the sampler is greedy if the checkpoint disables sampling (`do_sample`). To
+    sample with the checkpoint's truncations and another temperature, use
+    `replace(default_sampler(…), temperature=0.7)`.
     """
     named = {field.name: getattr(defaults, field.name) for field in fields(Sampler)}
     sampler = Sampler(**{name: value for name, value in named.items() if value is not None})
     return replace(sampler, temperature=0.0) if defaults.do_sample is False else sampler
 
 
-def _number(name: str, value: Any) -> float:
-    """Converts a number of any kind to a float; raises ValueError for True, "0.7" and the like."""
+def _to_float(name: str, value: Any) -> float:
+    """Converts a number of any type to a float. Raises ValueError for bools, strings, etc."""
     try:
         if hasattr(value, "__float__") and not isinstance(value, bool | np.bool_):
             return float(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # The integer is too large for a float.
         return math.inf if value > 0 else -math.inf
-    except (TypeError, ValueError):  # an array of several, or of something else
-        pass
+    except (TypeError, ValueError):
+        pass  # `value` is an array of several numbers or of strings.
     raise ValueError(f"{name} is {value!r}; it must be a number")
 
 
@@ -135,33 +141,41 @@ def sample_tokens(
     key: PRNGKeyArray | None,
     step: Int[Array, ""],
     logits: Logits,
-    rows: Int[Array | np.ndarray, " batch"] | None = None,
+    indices: Int[Array | np.ndarray, " batch"] | None = None,
 ) -> Int[Array, " batch"]:
-    """Returns one token for each row.
+    """Samples one token per batch element, or returns the most probable tokens if `arrays` is None.
 
-    Row number i draws with fold_in(fold_in(key, i), step), so it does not depend on other rows.
-    `rows` has their numbers; None: 0, 1, 2, … Without `arrays` it is the most probable
-    token, and `key` is not used.
+    Args:
+        arrays: the sampler's fields, or None for greedy decoding.
+        key: a random key, not used if `arrays` is None. Batch element i samples with
+            fold_in(fold_in(key, indices[i]), step), so its token does not depend on other elements.
+        step: number of tokens generated so far.
+        logits: float32 [batch, vocab].
+        indices: the index of each batch element in the caller's arguments; 0, 1, 2, … if None.
     """
     if arrays is None:
         return most_probable(logits)
     if key is None:
-        raise ValueError("key is None; only a greedy choice needs none")
-
-    def draw(row: Int[Array, ""], logits: Float[Array, " vocab"]) -> Int[Array, ""]:
-        return jax.random.categorical(
-            jax.random.fold_in(jax.random.fold_in(key, row), step), logits
+        raise ValueError(
+            "key is None, but sampling needs a random key; pass jax.random.key(seed), or "
+            "temperature 0"
         )
 
-    truncated = _tempered(arrays, truncate(arrays, logits))
-    numbers = jnp.arange(len(logits), dtype=jnp.int32) if rows is None else jnp.asarray(rows)
+    def draw(index: Int[Array, ""], logits: Float[Array, " vocab"]) -> Int[Array, ""]:
+        return jax.random.categorical(
+            jax.random.fold_in(jax.random.fold_in(key, index), step), logits
+        )
+
+    truncated = _divide_by_temperature(arrays, truncate(arrays, logits))
+    numbers = jnp.arange(len(logits), dtype=jnp.int32) if indices is None else jnp.asarray(indices)
     return jax.vmap(draw)(numbers, truncated).astype(jnp.int32)
 
 
 def most_probable(logits: Logits) -> Int[Array, " batch"]:
     """Computes the argmax over the vocabulary, in two passes that XLA:CPU vectorizes.
 
-    XLA's own argmax, over pairs of value and index, takes twice as long.
+    `jnp.argmax` takes twice as long as this function, because XLA reduces over pairs of value and
+    index.
     """
     last = logits.shape[-1] - 1
     index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
@@ -169,11 +183,11 @@ def most_probable(logits: Logits) -> Int[Array, " batch"]:
     return jnp.where(is_largest, index, last).min(axis=-1)
 
 
-def _tempered(arrays: SamplerArrays, logits: Logits) -> Logits:
-    """Divides logits by the temperature, after shifting the largest to 0.
+def _divide_by_temperature(arrays: SamplerArrays, logits: Logits) -> Logits:
+    """Divides logits by the temperature, after subtracting the largest logit.
 
-    Otherwise a division by a very small temperature would overflow. If the shift itself overflows,
-    the division comes first.
+    Without the subtraction, the quotient would overflow at a very small temperature. If the
+    subtraction overflows, the function divides both logits before it subtracts.
     """
     largest, temperature = logits.max(axis=-1, keepdims=True), arrays.temperature
     shifted = logits - largest
@@ -182,9 +196,10 @@ def _tempered(arrays: SamplerArrays, logits: Logits) -> Logits:
 
 
 def truncate(arrays: SamplerArrays, logits: Logits) -> Logits:
-    """Sets the logits of tokens outside of the truncations of `Sampler` to −∞, in their order.
+    """Sets the logits of the tokens that the `Sampler` excludes to −∞.
 
-    Logits are compared before the division by the temperature, which may make different ones equal.
+    The comparisons use the logits before division by the temperature, because the division may
+    round different logits to the same number.
     """
     vocab_size = logits.shape[-1]
     truncated = jax.lax.cond(
@@ -194,11 +209,13 @@ def truncate(arrays: SamplerArrays, logits: Logits) -> Logits:
     )
 
     def nucleus() -> Logits:
-        probabilities = jax.nn.softmax(_tempered(arrays, truncated), axis=-1)
+        probabilities = jax.nn.softmax(_divide_by_temperature(arrays, truncated), axis=-1)
         return _keep(truncated, probabilities, arrays.top_p)
 
     truncated = jax.lax.cond(arrays.top_p < 1.0, nucleus, lambda: truncated)
-    truncated = jnp.where(_tempered(arrays, truncated) >= arrays.log_min_p, truncated, -jnp.inf)
+    truncated = jnp.where(
+        _divide_by_temperature(arrays, truncated) >= arrays.log_min_p, truncated, -jnp.inf
+    )
     is_used = (arrays.typical_p < 1.0) | (arrays.epsilon_cutoff > 0.0) | (arrays.eta_cutoff > 0.0)
     return jax.lax.cond(is_used, lambda: _truncate_by_entropy(arrays, truncated), lambda: truncated)
 
@@ -207,7 +224,7 @@ def _truncate_by_entropy(arrays: SamplerArrays, logits: Logits) -> Logits:
     """Applies typical_p, epsilon_cutoff and eta_cutoff."""
 
     def statistics(logits: Logits) -> tuple[Array, Array, Array]:
-        log_probs = jax.nn.log_softmax(_tempered(arrays, logits), axis=-1)
+        log_probs = jax.nn.log_softmax(_divide_by_temperature(arrays, logits), axis=-1)
         probs = jnp.exp(log_probs)
         entropy = -jnp.where(probs > 0, probs * log_probs, 0.0).sum(axis=-1, keepdims=True)
         return log_probs, probs, entropy
@@ -233,14 +250,18 @@ def _keep(
     wanted: Float[Array, ""],
     ranks: Float[Array, "batch vocab"] | None = None,
 ) -> Logits:
-    """Keeps tokens at or above the highest threshold whose tokens have at least `wanted` mass.
+    """Sets the logits of all tokens to −∞, except the highest-ranked tokens.
 
-    The threshold is one of `ranks`; None: of the logits.
+    The function keeps the smallest number of tokens whose `mass` sums to at least `wanted`. Tokens
+    are ranked by `ranks`, or by the logits if `ranks` is None. If several tokens tie for the last
+    rank, the function keeps all of them.
     """
-    order = _ordered(logits if ranks is None else ranks)
+    order = _to_ordered_uint(logits if ranks is None else ranks)
 
     def bisect(_: Any, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bounds  # the mass at or above low suffices; at or above high it does not
+        # The tokens with `order` ≥ low have a total mass of at least `wanted`. The tokens with
+        # `order` ≥ high have a total mass below `wanted`.
+        low, high = bounds
         middle = low + (high - low) // 2
         enough = jnp.where(order >= middle[:, None], mass, 0.0).sum(axis=-1) >= wanted
         return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
@@ -250,10 +271,10 @@ def _keep(
     return jnp.where(order >= threshold[:, None], logits, -jnp.inf)
 
 
-def _ordered(x: Float[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    """Maps float32 to uint32 so that greater floats have greater integers.
+def _to_ordered_uint(x: Float[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """Converts float32 to uint32, preserving the order.
 
-    Both zeros become 2³¹. Positive floats count up from there and negative ones down.
+    The integer is 2³¹ for 0.0 and −0.0, larger for positive floats and smaller for negative floats.
     """
     bits = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     return jnp.where(bits >> 31 == 1, -bits, bits | jnp.uint32(1 << 31))

@@ -1,68 +1,83 @@
-"""Compiled steps of `generate`: reads the prompts, chooses tokens and runs blocks of steps."""
+"""Compiled steps of `generate`: prefill, choice of the first token, and blocks of steps."""
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from jaxformer.decoding.constraints import NO_TOKEN, Room, Rules
 from jaxformer.decoding.loop_cache import LoopCache, live_slots
 from jaxformer.decoding.sampling import Logits, SamplerArrays, sample_tokens
+from jaxformer.functional.cache.key_values import Cache
+from jaxformer.functional.hooks import NO_HOOKS, Hooks
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.losses.cross_entropy import token_losses
-from jaxformer.functional.taps import NO_HOOKS, Hooks
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel
 
-STEPS = 16  # tokens per block
+STEPS = 16  # One compiled call generates this number of tokens per sequence.
 WEIGHTS = "attention.weights"
 
 
 class Prefill(NamedTuple):
-    """Result of reading the prompts."""
-
-    cache: Any
-    logits: jax.Array  # [batch, vocab], of the last token
-    captured: dict[str, Array]  # the values captured at the last token
-
-
-class Choice(NamedTuple):
-    """How the next token of each row is chosen.
+    """Result of reading the prompts.
 
     Attributes:
-        sampler: the sampler's fields; None: greedy.
-        key: a random key; None: greedy.
-        stops: int [stops], ids that end a row.
-        rules: constraints on the tokens; None: no constraints.
-        rows: int [batch], the numbers of the rows, from which they draw; None: 0, 1, 2, …
+        cache: the cache with the prompts.
+        logits: [batch, vocab], at the last token of each prompt.
+        captured: the values captured at the last token of each prompt.
+    """
+
+    cache: Cache
+    logits: jax.Array
+    captured: dict[str, Array]
+
+
+class TokenSelection(NamedTuple):
+    """Arguments that determine how the next token of each batch element is chosen.
+
+    Attributes:
+        sampler: the sampler's fields, or None for greedy decoding.
+        key: a random key, or None for greedy decoding.
+        stops: int [stops], ids that end a sequence.
+        rules: constraints on the tokens, or None.
+        indices: int [batch], the index of each batch element in the call, which selects its random
+            numbers; 0, 1, 2, … if None.
     """
 
     sampler: SamplerArrays | None
-    key: Any
+    key: PRNGKeyArray | None
     stops: Int[Array | np.ndarray, " stops"]
     rules: Rules | None = None
-    rows: Int[Array | np.ndarray, " batch"] | None = None
+    indices: Int[Array | np.ndarray, " batch"] | None = None
 
 
-class State(NamedTuple):
-    """State of the loop between steps."""
-
-    cache: Any
-    token: jax.Array  # int [batch], the last token, which the model has not read yet
-    stopped: jax.Array  # bool [batch]
-    step: jax.Array  # int [], number of tokens generated
-    generated: Room | None = None  # for constraints
-
-
-class Block(NamedTuple):
-    """Results of several steps.
+class DecodingState(NamedTuple):
+    """State of the decoding loop between steps, apart from the cache.
 
     Attributes:
-        tokens: int [steps, batch], NO_TOKEN after the end of a row.
+        token: int [batch], the newest token, which is the model's next input.
+        stopped: bool [batch], whether the sequence has ended.
+        step: int [], number of tokens generated so far.
+        generated: int [batch, room], the tokens generated so far, then NO_TOKEN. None without
+            constraints.
+    """
+
+    token: jax.Array
+    stopped: jax.Array
+    step: jax.Array
+    generated: Room | None = None
+
+
+class DecodedChunk(NamedTuple):
+    """Results of several decoding steps.
+
+    Attributes:
+        tokens: int [steps, batch], NO_TOKEN after the end of a sequence.
         log_probs: float32 [steps, batch].
         captured: {name: [steps, …]}.
     """
@@ -74,11 +89,11 @@ class Block(NamedTuple):
 
 @partial(jax.jit, static_argnums=0, donate_argnums=3)
 def prefill(
-    model: LanguageModel, weights: Weights, inputs: Inputs, cache: Any, hooks: Hooks = NO_HOOKS
+    model: LanguageModel, weights: Weights, inputs: Inputs, cache: Cache, hooks: Hooks = NO_HOOKS
 ) -> Prefill:
-    """Reads the prompts into an empty cache and computes the logits of the last position only.
+    """Runs the model on the prompts with an empty cache.
 
-    The prompts are padded on the left.
+    The function computes logits only at the last position. The prompts are padded on the left.
     """
     prefix = cache.live_prefix(live_slots(cache, inputs.tokens.shape[1]))
     passed = model.forward(weights, inputs, prefix, hooks=hooks.at_step(0), is_first=True)
@@ -87,7 +102,7 @@ def prefill(
 
 
 def last_token(captured: Mapping[str, Array]) -> dict[str, Array]:
-    """Returns the captured values at the last token of a pass."""
+    """Returns the captured values at the last token of a forward pass."""
     return {name: x[..., -1, :] for name, x in captured.items()}
 
 
@@ -95,66 +110,71 @@ def last_token(captured: Mapping[str, Array]) -> dict[str, Array]:
 def choose_first(
     logits: Logits,
     captured: dict[str, Array],
-    choice: Choice,
+    choice: TokenSelection,
     batch_size: Int[Array, ""] | np.integer | None = None,
     generated: Room | None = None,
-) -> tuple[State, Block]:
-    """Chooses the first token of each row.
+) -> tuple[DecodingState, DecodedChunk]:
+    """Chooses the first new token of each batch element.
 
     Args:
-        logits: float32 [batch, vocab], of the last token of each prompt.
-        captured: the values captured at this token.
+        logits: float32 [batch, vocab], at the last token of each prompt.
+        captured: the values captured at the last token of each prompt.
         choice: how tokens are chosen.
-        batch_size: int [], rows from this index on are padding and count as stopped; None: there
-            are none.
-        generated: int [batch, room], full of NO_TOKEN, for constraints.
+        batch_size: int [], number of batch elements, without elements that were added as padding;
+            None without such elements. Added elements count as stopped.
+        generated: int [batch, room], filled with NO_TOKEN; required for constraints.
 
     Returns:
-        (the state without its cache, a block of one step).
+        (the state after the step, the output of the step with a leading axis of size 1).
     """
-    rows = len(logits)
-    is_padding = jnp.arange(rows, dtype=jnp.int32) >= (rows if batch_size is None else batch_size)
-    before = State(None, jnp.zeros(rows, jnp.int32), is_padding, jnp.int32(0), generated)
+    size = len(logits)
+    is_padding = jnp.arange(size, dtype=jnp.int32) >= (size if batch_size is None else batch_size)
+    before = DecodingState(jnp.zeros(size, jnp.int32), is_padding, jnp.int32(0), generated)
     state, output = _choose(logits, captured, before, choice)
     return state, jax.tree.map(lambda x: x[None], output)
 
 
 def _choose(
-    logits: Logits, captured: dict[str, Array], before: State, choice: Choice
-) -> tuple[State, Block]:
-    """Chooses the next token of each row. Returns (the next state, the output of the step)."""
-    cache, _, stopped, step, generated = before
+    logits: Logits, captured: dict[str, Array], before: DecodingState, choice: TokenSelection
+) -> tuple[DecodingState, DecodedChunk]:
+    """Chooses the next token of each batch element; returns (the next state, the step's output)."""
+    _, stopped, step, generated = before
     allowed = logits
     if choice.rules is not None and generated is not None:
         allowed = choice.rules.apply(logits, generated, step)
-    token = sample_tokens(choice.sampler, choice.key, step, allowed, choice.rows)
+    token = sample_tokens(choice.sampler, choice.key, step, allowed, choice.indices)
     if generated is not None:
         generated = jax.lax.dynamic_update_slice(generated, token[:, None], (0, step))
     log_prob = -token_losses(logits, token)
     tokens, log_probs = jnp.where(stopped, NO_TOKEN, token), jnp.where(stopped, 0.0, log_prob)
     stopped |= (token[:, None] == choice.stops).any(axis=-1)
-    return State(cache, token, stopped, step + 1, generated), Block(tokens, log_probs, captured)
+    return DecodingState(token, stopped, step + 1, generated), DecodedChunk(
+        tokens, log_probs, captured
+    )
 
 
-@partial(jax.jit, static_argnums=(0, 4), donate_argnums=2)
-def decode_block(
+@partial(jax.jit, static_argnums=(0, 5), donate_argnums=(2, 3))
+def decode_chunk(
     model: LanguageModel,
     weights: Weights,
-    state: State,
-    choice: Choice,
+    cache: Cache,
+    state: DecodingState,
+    choice: TokenSelection,
     live: int | None,
     hooks: Hooks = NO_HOOKS,
-) -> tuple[State, Block]:
-    """Generates STEPS tokens, attending to only the first `live` slots of the cache."""
-    cache = state.cache
+) -> tuple[Cache, DecodingState, DecodedChunk]:
+    """Generates STEPS tokens per batch element with the first `live` slots of the cache."""
 
-    def step(state: State, _: None) -> tuple[State, Block]:
+    def step(
+        carry: tuple[LoopCache, DecodingState], _: None
+    ) -> tuple[tuple[LoopCache, DecodingState], DecodedChunk]:
+        cache, state = carry
         inputs, now = Inputs(state.token[:, None]), hooks.at_step(state.step)
-        passed = model.forward(weights, inputs, state.cache.restored(), hooks=now)
+        passed = model.forward(weights, inputs, cache.to_cache(), hooks=now)
         logits = model.logits(weights, passed.hidden)[:, -1]
-        captured = last_token(passed.captured)
-        return _choose(logits, captured, state._replace(cache=LoopCache.of(passed.cache)), choice)
+        state, output = _choose(logits, last_token(passed.captured), state, choice)
+        return (LoopCache.from_cache(passed.cache), state), output
 
-    state = state._replace(cache=LoopCache.of(cache.live_prefix(live)))
-    state, steps = jax.lax.scan(step, state, length=STEPS)
-    return state._replace(cache=cache.merge_prefix(state.cache.restored())), steps
+    carry = LoopCache.from_cache(cache.live_prefix(live)), state
+    (prefix, state), steps = jax.lax.scan(step, carry, length=STEPS)
+    return cache.merge_prefix(prefix.to_cache()), state, steps

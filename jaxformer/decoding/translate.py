@@ -1,75 +1,98 @@
-"""Translation of texts in batches, by a model that reads a source."""
+"""Batched translation with encoder-decoder models."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from jaxformer.decoding.autoregressive import prepare
-from jaxformer.decoding.beam import beam_search, beam_width_of_call
+from jaxformer.decoding.autoregressive import pack_weights
+from jaxformer.decoding.beam import beam_search, resolve_beam_width
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
+from jaxformer.models.config.encoder import check_reads_text
 from jaxformer.models.language_model import LanguageModel
+
+
+class TargetTokenizer(Protocol):
+    """Interface of the tokenizers that `translate_ids` accepts.
+
+    Attributes:
+        stop_tokens: ids, each of which ends a text.
+    """
+
+    stop_tokens: tuple[int, ...]
+
+    @property
+    def decoder_opening(self) -> list[int]:
+        """The token ids with which the decoder's input begins."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Decodes the ids to a text."""
 
 
 def translate_ids(
     model: LanguageModel,
     variables: Mapping[str, Any],
-    tokenizer: Any,
+    tokenizer: TargetTokenizer,
     sources: Sequence[Sequence[int] | np.ndarray],
     *,
     max_new_tokens: int | None = None,
     beam_width: int | None = None,
     batch_size: int = 64,
 ) -> list[str]:
-    """Returns the most probable translation of each text that a beam search finds.
+    """Translates texts by beam search, in batches of texts of similar lengths.
 
-    A batch has texts of similar lengths. A text without tokens has an empty translation.
+    The translation of a text without tokens is empty.
 
     Args:
-        model: a model that reads a source.
-        variables: its variables.
-        tokenizer: its tokenizer.
+        model: an encoder-decoder.
+        variables: the model's variables.
+        tokenizer: the model's tokenizer.
         sources: the ids of each text, from `tokenizer.encode_source`.
-        max_new_tokens: the most tokens of a translation; None: as many as the model accepts.
-        beam_width: number of hypotheses of each text; 1: greedy. None: see `beam_search`.
-        batch_size: number of texts in a batch.
+        max_new_tokens: maximum number of tokens per translation. Defaults to the largest number
+            that the model's `max_length` allows.
+        beam_width: number of hypotheses per text. Beam search with one hypothesis is greedy.
+            For the default, see `beam_search`.
+        batch_size: number of texts per batch.
 
     Raises:
-        ValueError: the model reads no source, or a text is longer than it accepts.
+        ValueError: The model is not an encoder-decoder, or a text is longer than the model accepts.
     """
     check_translates(model)
-    beam_width = beam_width_of_call(model, beam_width)
-    ready, found = prepare(model, variables), [""] * len(sources)
+    beam_width = resolve_beam_width(model, beam_width)
+    ready, found = pack_weights(model, variables), [""] * len(sources)
     for number, source in enumerate(sources, 1):
         if len(source) > model.config.longest_source:
             raise ValueError(
-                f"text {number} has {len(source)} tokens; this model's max_source_length is "
-                f"{model.config.longest_source}"
+                f"text {number} has {len(source)} tokens, more than the model's "
+                f"max_source_length ({model.config.longest_source})"
             )
-    rows = [row for row, source in enumerate(sources) if len(source)]
-    if rows:
-        some = [sources[row] for row in rows]
+    nonempty = [i for i, source in enumerate(sources) if len(source)]
+    if nonempty:
+        some = [sources[i] for i in nonempty]
         opening = len(tokenizer.decoder_opening)
         room = model.generation.most_new_tokens(opening, model.config.max_length)
         limits = (max_new_tokens, room, model.config.max_length - opening)
         most = min(limit for limit in limits if limit is not None)
         outputs = _decode(model, ready, tokenizer, some, most, beam_width, batch_size)
-        for row, ids in zip(rows, outputs, strict=True):
-            found[row] = tokenizer.decode(ids)
+        for i, ids in zip(nonempty, outputs, strict=True):
+            found[i] = tokenizer.decode(ids)
     return found
 
 
 def check_translates(model: LanguageModel) -> None:
-    """Raises ValueError unless the model reads a source."""
+    """Raises ValueError unless the model is an encoder-decoder whose source is a text."""
     if not model.config.reads_source:
-        raise ValueError(f"model is a {type(model).__name__}; to translate it must read a source")
+        raise ValueError(
+            f"model has class {type(model).__name__}, but translation needs an encoder-decoder"
+        )
+    check_reads_text(model.config)
 
 
 def _decode(
     model: LanguageModel,
     variables: Mapping[str, Any],
-    tokenizer: Any,
+    tokenizer: TargetTokenizer,
     sources: Sequence[Sequence[int] | np.ndarray],
     max_new_tokens: int,
     beam_width: int,
@@ -89,4 +112,4 @@ def _decode(
     else:
         best = beam_search(model, variables, prompts, beam_width=beam_width, **options)
         tokens, lengths = best.tokens[:, 0], best.lengths[:, 0]
-    return [row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)]
+    return [sequence[:length].tolist() for sequence, length in zip(tokens, lengths, strict=True)]

@@ -1,1 +1,1 @@
-"""Memory, communication and time of programs, compiled for machines that may be absent."""
+"""Memory, communication and minimum time of programs, compiled for devices that may be absent."""

@@ -1,4 +1,4 @@
-"""Which attention runs in each layer of a model on a machine, and why no fused kernel does."""
+"""Reports which attention implementation each layer uses on a device, and why."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,54 +9,57 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from jaxformer.doctor.machines import Target
+from jaxformer.doctor.targets import Target
 from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.fused_kernels import FusedKernel, first_supporting
-from jaxformer.functional.attention.platforms import kernels_of
+from jaxformer.functional.attention.platforms import platform_kernels
 from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.inputs import Inputs, Run
-from jaxformer.functional.layers.layer import layer_points
+from jaxformer.functional.layers.layer import layer_hook_points
 from jaxformer.functional.model import Model
 from jaxformer.functional.placement import OneDevice
+from jaxformer.models.check import source_shape
 from jaxformer.models.config import Execution
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.parameters import shape_tree
 
-GPU_GENERATION = 9  # all GPUs of `training.devices` are of the Hopper generation
+GPU_GENERATION = 9  # All GPUs in `training.devices` are of the Hopper generation.
 
 
 class Layers(NamedTuple):
-    """Layers with the same attention.
+    """Layers that use the same attention implementation.
 
     Attributes:
-        rows: what the rows of the batch are.
-        part: the part of the model, such as "layers" or "cross-attention".
-        numbers: the numbers of the layers, from 1.
-        implementation: the name of the kernel, "blockwise", "explicit" or, if the settings demand a
-            fused kernel that does not support the arguments, "refused".
-        reason: why it is not the fused kernel; None if it is.
+        batch: A description of the batch, such as "packed documents".
+        part: The part of the model, such as "layers" or "cross-attention".
+        numbers: The numbers of the layers, counted from 1.
+        implementation: "blockwise", "explicit", "refused" or the name of a fused kernel. The value
+            "refused" means that the settings require a fused kernel, but none supports the
+            arguments.
+        reason: Why no fused kernel is used, or None with a fused kernel.
     """
 
-    rows: str
+    batch: str
     part: str
     numbers: tuple[int, ...]
     implementation: str
     reason: str | None
 
 
-# The name of the fused kernel of a call of attention, or None, and why no earlier one supports it.
+# Each value is (name of the first fused kernel that supports a call of attention, or None; reasons
+# why the kernels before it do not support the call).
 KernelChoice = tuple[str | None, str]
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """Records which kernel supports each call of attention, and computes nothing.
+    """Records which kernel supports each call of attention, without computing attention.
 
     Attributes:
-        kernels: the kernels.
-        calls: for each call so far, the name of the point of its weights and the choice.
+        kernels: The kernels.
+        calls: (hook point of the attention weights, `KernelChoice`) of each recorded call.
     """
 
     kernels: tuple[FusedKernel, ...]
@@ -67,54 +70,54 @@ class Recorder:
         """Records a call; see `FusedKernel`."""
         kernel, reason = first_supporting(self.kernels, query, key, value, context)
         choice = None if kernel is None else kernel.name, reason
-        self.calls.append((context.point, choice))
+        self.calls.append((context.hook_point, choice))
 
     def attention(self, query: Array, key: Array, value: Array, context: Context) -> Array:
-        """Returns an array of the right shape."""
+        """Returns zeros with the shape and dtype of the output."""
         return jax.numpy.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
 
 
 def explain_attention(
     config: ModelConfig, execution: Execution, target: Target, length: int
 ) -> list[Layers]:
-    """Returns the attention of each layer, for each kind of rows.
+    """Returns the attention implementation of each layer, for each type of batch.
 
     Args:
-        config: the config of the model.
-        execution: its execution settings.
-        target: the machine.
-        length: tokens per row.
+        config: The config of the model.
+        execution: The execution settings.
+        target: The devices.
+        length: Tokens per sequence.
 
     Raises:
-        ValueError: the model has no attention.
+        ValueError: The model has no attention.
     """
     model, found = build(config), []
     config = model.config
-    if not any(point.endswith("attention.weights") for point in model.layer_points):
-        raise ValueError(f"a {type(model).__name__} has no attention to explain")
-    kernels = kernels_of(target.platform, GPU_GENERATION)
-    for rows, inputs in _inputs(config, length):
+    if not any(point.endswith("attention.weights") for point in model.layer_hook_points):
+        raise ValueError(f"a {type(model).__name__} has no attention layers to report")
+    kernels = platform_kernels(target.platform, GPU_GENERATION)
+    for batch, inputs in _inputs(config, length):
         recorder = Recorder(kernels)
         run = Run(
             replace(execution, layers="unrolled", remat="none", attention="auto"),
             placement=OneDevice((recorder,)),
             is_first=True,
         )
-        _trace(model, inputs, run, is_cached=rows == PROMPTS)
-        setting = (execution.for_decoding if rows == PROMPTS else execution).attention
+        _trace(model, inputs, run, is_cached=batch == PROMPTS)
+        setting = (execution.for_decoding if batch == PROMPTS else execution).attention
         for part, numbers, choice in _by_part(recorder.calls, model.architecture):
-            found.append(Layers(rows, part, numbers, *_implementation(choice, setting, target)))
+            found.append(Layers(batch, part, numbers, *_implementation(choice, setting, target)))
     return found
 
 
 def _implementation(choice: KernelChoice, setting: str, target: Target) -> tuple[str, str | None]:
-    """Returns the implementation that runs, and why it is not the fused kernel."""
+    """Returns (implementation, reason); the reason is None for a fused kernel."""
     if setting in ("explicit", "blockwise"):
         return setting, f"attention is {setting!r} in the settings"
     kernel, unsupported = choice
     if kernel is not None:
         return kernel, None
-    reason = unsupported or f"{target.platform.upper()}s have no fused kernel"
+    reason = unsupported or f"there is no fused kernel for {target.platform.upper()}s"
     return ("blockwise" if setting == "auto" else "refused"), reason
 
 
@@ -123,25 +126,26 @@ DENSE, PACKED, PROMPTS = "one document", "packed documents", "a prompt, read int
 
 def _inputs(config: ModelConfig, length: int) -> Iterator[tuple[str, Inputs]]:
     tokens = jax.ShapeDtypeStruct((2, length), np.int32)
-    source = tokens if config.reads_source else None
+    source = source_shape(config, *tokens.shape)
+    segment_ids = None if source is None else tokens
     yield DENSE, Inputs(tokens, source=source)
-    yield PACKED, Inputs(tokens, tokens, None, source, source)
+    yield PACKED, Inputs(tokens, tokens, None, source, segment_ids)
     if build(config).architecture.generates:
-        yield PROMPTS, Inputs(tokens, tokens, None, source, source)
+        yield PROMPTS, Inputs(tokens, tokens, None, source, segment_ids)
 
 
 def _trace(model: LanguageModel, inputs: Inputs, run: Run, *, is_cached: bool) -> None:
-    """Traces a pass, so that the placement of the run records its calls of attention."""
+    """Traces a forward pass; `run.placement` records the attention calls of this pass."""
     architecture = model.architecture
 
     def hidden(params: Any, inputs: Inputs) -> Any:
         if not is_cached:
             return architecture.forward(params, inputs, run).hidden
-        weights = architecture.prepare(params)
+        weights = architecture.pack_weights(params)
         size = CacheSize(len(inputs.tokens), inputs.tokens.shape[1])
-        source = inputs.of_source() if model.config.reads_source else None
-        cache, _ = architecture.start(weights, source, run, size)
-        new = Inputs(inputs.tokens, inputs.segments)
+        source = inputs.source_inputs() if model.config.reads_source else None
+        cache, _ = architecture.init_cache(weights, source, run, size)
+        new = Inputs(inputs.tokens, inputs.segment_ids)
         return architecture.forward(weights, new, run, cache).hidden
 
     jax.eval_shape(hidden, shape_tree(model), inputs)
@@ -150,13 +154,17 @@ def _trace(model: LanguageModel, inputs: Inputs, run: Run, *, is_cached: bool) -
 def _by_part(
     calls: list[tuple[str, KernelChoice]], model: Model
 ) -> Iterator[tuple[str, tuple[int, ...], KernelChoice]]:
-    """Groups the calls of a pass by part of the model and choice; yields the numbers of layers."""
+    """Groups the attention calls of a forward pass by part of the model and by kernel.
+
+    Yields:
+        (part of the model, numbers of the layers counted from 1, `KernelChoice`).
+    """
     stacks = {"layers": (model.stack, "attention.weights")}
     stacks["cross-attention"] = model.stack, "cross_attention.weights"
     if model.encoder is not None:
         stacks["encoder layers"] = model.encoder.stack, "attention.weights"
     having = {
-        part: [n for n, layer in enumerate(stack.layers) if point in layer_points(layer)]
+        part: [n for n, layer in enumerate(stack.layers) if point in layer_hook_points(layer)]
         for part, (stack, point) in stacks.items()
     }
     num_encoder = len(having.get("encoder layers", ()))
@@ -169,7 +177,9 @@ def _by_part(
     for part, choices in parts.items():
         numbers, layers = having[part], stacks[part][0].layers
         order = list(range(len(numbers)))
-        if len(choices) < len(order):  # a pass over a cache traces equal layers once
+        # In passes with a key/value cache, `run_layer` is jitted, so JAX traces it only once for
+        # all layers with equal settings.
+        if len(choices) < len(order):
             settings = list(dict.fromkeys(layers[number] for number in numbers))
             order = [settings.index(layers[number]) for number in numbers]
         by_choice: dict[KernelChoice, list[int]] = {}
@@ -179,11 +189,11 @@ def _by_part(
             yield part, tuple(some), choice
 
 
-def lines_of_attention(found: list[Layers]) -> list[tuple[str, ...]]:
-    """Returns the lines of the table: (layers, implementation, reason)."""
+def attention_rows(found: list[Layers]) -> list[tuple[str, ...]]:
+    """Returns the table rows (layers, implementation, reason)."""
     lines: list[tuple[str, ...]] = []
-    for rows, group in groupby(found, key=lambda layers: layers.rows):
-        lines += [(), (rows, "", "")] if lines else [(rows, "", "")]
+    for batch, group in groupby(found, key=lambda layers: layers.batch):
+        lines += [(), (batch, "", "")] if lines else [(batch, "", "")]
         for layers in group:
             label = f"  {layers.part} {_span(layers.numbers)}"
             lines.append((label, layers.implementation, layers.reason or ""))
@@ -191,7 +201,7 @@ def lines_of_attention(found: list[Layers]) -> list[tuple[str, ...]]:
 
 
 def _span(numbers: tuple[int, ...]) -> str:
-    """Returns the numbers as text: 1–12, or 1, 3, … 11 if they have a step."""
+    """Formats layer numbers, such as 1–12, or 1, 3, … 11 with a step."""
     steps = set(np.diff(numbers))
     if len(numbers) < 3 or len(steps) > 1:
         return ", ".join(map(str, numbers))

@@ -1,7 +1,8 @@
-"""Memory, communication and best-case time of a training step or a decoding loop.
+"""Memory, communication and minimum time of a training step or a decoding loop.
 
-The program is compiled for a mesh of devices that may be absent. JAX's `memory_analysis` gives the
-memory of temporary arrays; `program` reads the communication from the compiled program.
+The program is compiled for a mesh of devices that may be absent. JAX's `memory_analysis` provides
+the memory of temporary arrays. The module `program` parses the communication from the compiled
+program.
 """
 
 import time
@@ -15,26 +16,30 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 
-from jaxformer.decoding.autoregressive import parallel_parts, prepare_weights, start_cache
+from jaxformer.decoding.autoregressive import compiled_cache, packed_weights, parallel_parts
 from jaxformer.decoding.loop_cache import live_slots, slots
-from jaxformer.decoding.steps import STEPS, Choice, choose_first, decode_block, prefill
+from jaxformer.decoding.steps import STEPS, TokenSelection, choose_first, decode_chunk, prefill
 from jaxformer.doctor.exchange import least_exchange
 from jaxformer.doctor.experts import dense_over_experts, expert_sizes
-from jaxformer.doctor.machines import Target, as_if_on, compiler, devices_of
 from jaxformer.doctor.program import by_kind, collectives, copies
+from jaxformer.doctor.targets import Target, as_if_on, compiler, target_devices
 from jaxformer.functional.cache.key_values import CacheSize
+from jaxformer.functional.hooks import NO_HOOKS
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.taps import NO_HOOKS
 from jaxformer.models.autoregressive import require_autoregressive
-from jaxformer.models.config import Execution
+from jaxformer.models.check import source_shape
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.flops import forward_flops, training_flops
-from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel
-from jaxformer.models.mesh import make_mesh, num_row_parts, parameter_shapes, shapes_at
+from jaxformer.models.sharding.parameters import (
+    make_mesh,
+    num_batch_shards,
+    parameter_shapes,
+    shapes_at,
+)
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.mesh import placed_shapes
+from jaxformer.training.mesh import sharded_batch_shapes
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.step import init_state, make_step, num_bytes, state_shardings
 
@@ -46,54 +51,55 @@ class DoesNotFit(Exception):
 
 
 class ProgramCase(NamedTuple):
-    """A program to examine.
+    """Model, devices and sizes of a program to compile.
 
     Attributes:
-        config: The config of the model.
-        execution: Its execution settings.
-        target: The machine.
+        model: The model.
+        target: The devices.
         mesh: The number of devices along each axis.
-        rows: Rows of the batch.
-        length: Tokens per row; in decoding the largest number, of which half are the prompt.
+        batch_size: The batch size.
+        length: Maximum number of tokens per sequence. In decoding, the first half of the sequence
+            is the prompt.
     """
 
-    config: ModelConfig
-    execution: Execution
+    model: LanguageModel
     target: Target
     mesh: dict[str, int]
-    rows: int
+    batch_size: int
     length: int
 
 
 def examine_step(case: ProgramCase) -> dict:
-    """Compiles a training step and reports its memory, communication and best-case time.
+    """Compiles a training step and reports its memory, communication and minimum time.
 
-    Memory and communication are in bytes per device, times in seconds. Computation is timed at the
-    device's peak, communication at the speed of its links. The step takes at least the longer of
-    the two.
+    Memory and communication are in bytes per device. Times are in seconds. The times assume the
+    device's peak FLOP/s for computation and the full speed of its links for communication. A step
+    takes at least the computation time and at least the communication time.
 
     Returns:
-        The figures. "experts" is None for a model without experts. Otherwise its "only_chosen" says
-        whether each token is computed by its experts only, and "dense" lists arrays
-        [experts, tokens, features] that show the contrary.
+        The results. The entry "experts" is None for a model without experts, and otherwise a
+        dictionary with two entries: "only_chosen" is True if each token is computed only by its
+        chosen experts. "dense" lists the program's arrays [experts, tokens, features]. The list is
+        empty if "only_chosen" is True.
 
     Raises:
-        ValueError: The mesh does not divide the rows, or does not suit the machine.
+        ValueError: The batch size is not divisible by the mesh, or the mesh does not suit the
+            devices.
         DoesNotFit: The program does not fit into a device's memory.
     """
-    rows, length, target = case.rows, case.length, case.target
+    batch_size, length, target = case.batch_size, case.length, case.target
 
     def compile(model: LanguageModel, mesh: Mesh) -> CompiledProgram:
-        return compile_step(model, make_optimizer(OptimizerConfig()), mesh, rows, length)
+        return compile_step(model, make_optimizer(OptimizerConfig()), mesh, batch_size, length)
 
-    model, mesh, program, figures = _examine(case, compile, length)
+    mesh, program, figures = _examine(case, compile, length)
     found = by_kind(collectives(program.text))
     sent = sum(total.sent for total in found.values())
-    flops, device = training_flops(model, length) * rows / target.count, target.device
+    flops, device = training_flops(case.model, length) * batch_size / target.count, target.device
     return figures | {
         "exchanges": {kind: total._asdict() for kind, total in found.items()},
         "exchanged": sent,
-        "least": least_exchange(case.config, mesh, rows, length),
+        "least": least_exchange(case.model, mesh, batch_size, length),
         "flops": flops,
         "seconds": device and {"operations": flops / device.flops, "links": sent / device.links},
     }
@@ -102,20 +108,21 @@ def examine_step(case: ProgramCase) -> dict:
 def examine_decoding(case: ProgramCase) -> dict:
     """Compiles the decoding steps of `generate` and reports their memory and communication.
 
-    Each step generates one token per row. Its best-case time is that of reading the weights and
+    Each step generates one token per sequence. The minimum time is the time to read the weights and
     the cache.
 
     Raises:
-        ValueError: The mesh does not divide the rows, or does not suit the machine.
+        ValueError: The batch size is not divisible by the mesh, or the mesh does not suit the
+            devices.
         DoesNotFit: The program does not fit into a device's memory.
     """
-    rows, length, target = case.rows, case.length, case.target
+    batch_size, length, target = case.batch_size, case.length, case.target
 
     def compile(model: LanguageModel, mesh: Mesh) -> CompiledProgram:
-        return compile_decoding(model, mesh, rows, max(1, length // 2), length)
+        return compile_decoding(model, mesh, batch_size, max(1, length // 2), length)
 
-    model, _, program, figures = _examine(case, compile, 1)
-    inside = [one for one in collectives(program.text) if one.times >= STEPS]  # inside the loop
+    _, program, figures = _examine(case, compile, 1)
+    inside = [one for one in collectives(program.text) if one.times >= STEPS]  # Within the loop.
     gathered = sum(one.sent for one in inside if one.kind == "all-gather")
     read, device = program.memory["weights"] + program.memory["cache"], target.device
     return figures | {
@@ -124,7 +131,7 @@ def examine_decoding(case: ProgramCase) -> dict:
         "exchanged_per_token": sum(one.sent for one in inside) / STEPS,
         "gathered_per_token": gathered / STEPS,
         "cache_copies_per_token": program.layer and copies(program.text, program.layer) / STEPS,
-        "flops_per_token": forward_flops(model, 1) * rows / target.count,
+        "flops_per_token": forward_flops(case.model, 1) * batch_size / target.count,
         "seconds": device and {"memory": read / device.bandwidth},
     }
 
@@ -133,10 +140,10 @@ class CompiledProgram(NamedTuple):
     """A compiled program.
 
     Attributes:
-        text: The program.
-        memory: Bytes on each device, by what they hold, and their "total".
-        layer: The shape of one layer's keys on each device. None: the program has no cache, or its
-            cache is a state of fixed size, without in-place writes.
+        text: The compiled program as text.
+        memory: The bytes on each device by content, and the "total".
+        layer: The shape of one layer's keys on each device. None for a program without a cache, or
+            with a recurrent state instead of keys.
     """
 
     text: str
@@ -146,17 +153,17 @@ class CompiledProgram(NamedTuple):
 
 def _examine(
     case: ProgramCase, compile: Callable[[LanguageModel, Mesh], CompiledProgram], new_tokens: int
-) -> tuple[LanguageModel, Mesh, CompiledProgram, dict]:
-    """Compiles a program, of which a pass reads `new_tokens` in each row.
+) -> tuple[Mesh, CompiledProgram, dict]:
+    """Compiles a program in which each pass reads `new_tokens` tokens per sequence.
 
     Returns:
-        (the model, the mesh, the program, the figures that all programs have).
+        (the mesh, the program, the results that training and decoding have in common).
     """
-    config, execution, target, _, rows, length = case
-    model, mesh = build(config, execution), make_mesh(case.mesh, devices_of(target))
-    if rows % (parts := num_row_parts(mesh)):
+    model, target, _, batch_size, length = case
+    mesh = make_mesh(case.mesh, target_devices(target))
+    if batch_size % (parts := num_batch_shards(mesh)):
         raise ValueError(
-            f"batch_size is {rows}; it must be a multiple of data × fsdp × expert ({parts})"
+            f"batch_size is {batch_size}; it must be a multiple of data × fsdp × expert ({parts})"
         )
     begin = time.perf_counter()
     try:
@@ -169,32 +176,34 @@ def _examine(
             f"the program does not fit into the memory of {target}: {str(error).splitlines()[0]}"
         ) from None
     room = None if target.device is None else target.device.memory
-    notes = ["the memory does not include the workspace of cuDNN's attention"]
+    notes = ["the memory excludes the workspace of cuDNN's attention"]
     figures = {
         "target": str(target),
         "devices": target.count,
         "compiler": compiler(target),
         "mesh": dict(mesh.shape),
-        "rows": rows,
+        "batch_size": batch_size,
         "length": length,
         "dtype": model.config.dtype,
-        "remat": execution.remat,
-        "layers": "scan" if execution.scans(model.config.num_layers, False) else "unrolled",
+        "remat": model.execution.remat,
+        "layers": "scan" if model.execution.scans(model.config.num_layers, False) else "unrolled",
         "memory": {
             **program.memory,
             "device": room,
             "fits": None if room is None else program.memory["total"] <= room,
         },
-        "experts": _experts(program.text, config, mesh, rows, new_tokens),
+        "experts": _experts(program.text, model, mesh, batch_size, new_tokens),
         "compiled_in": round(time.perf_counter() - begin, 1),
         "notes": notes * (target.platform == "gpu"),
     }
-    return model, mesh, program, figures
+    return mesh, program, figures
 
 
-def _experts(text: str, config: ModelConfig, mesh: Mesh, rows: int, length: int) -> dict | None:
-    """Returns the arrays that show that all experts are computed; None: there are no experts."""
-    if not (found := expert_sizes(config, mesh, rows, length)):
+def _experts(
+    text: str, model: LanguageModel, mesh: Mesh, batch_size: int, length: int
+) -> dict | None:
+    """Returns the entry "experts" of the result of `examine_step`."""
+    if not (found := expert_sizes(model, mesh, batch_size, length)):
         return None
     dense = [array for sizes in found for array in dense_over_experts(text, sizes)]
     return {"only_chosen": not dense, "dense": dense}
@@ -204,24 +213,24 @@ def compile_step(
     model: LanguageModel,
     optimizer: optax.GradientTransformation,
     mesh: Mesh,
-    rows: int,
+    batch_size: int,
     length: int,
     *,
     is_packed: bool = False,
 ) -> CompiledProgram:
-    """Compiles a training step of one micro-batch.
+    """Compiles a training step with one micro-batch.
 
     Args:
         model: The model.
         optimizer: An optax optimizer.
-        mesh: The mesh.
-        rows: Rows of the micro-batch.
-        length: Tokens per row.
-        is_packed: Whether rows are packed documents.
+        mesh: The device mesh.
+        batch_size: Sequences per micro-batch.
+        length: Tokens per sequence.
+        is_packed: Whether each sequence consists of packed documents.
     """
     shapes = jax.eval_shape(lambda: init_state(model, optimizer, 0))
     state = shapes_at(shapes, state_shardings(model, mesh, shapes))
-    batch = placed_shapes(batch_shapes(model.config, rows, length, is_packed), mesh)
+    batch = sharded_batch_shapes(batch_shapes(model.config, batch_size, length, is_packed), mesh)
     rate = jax.ShapeDtypeStruct((), np.float32)
     with jax.set_mesh(mesh):
         program = make_step(model, optimizer).lower(state, batch, rate).compile()
@@ -235,34 +244,34 @@ def compile_step(
 
 
 def compile_decoding(
-    model: LanguageModel, mesh: Mesh, rows: int, prompt: int, length: int
+    model: LanguageModel, mesh: Mesh, batch_size: int, prompt: int, length: int
 ) -> CompiledProgram:
-    """Compiles the block of greedy decoding steps that `generate` runs after reading prompts.
+    """Compiles the greedy decoding steps that `generate` runs after reading prompts.
 
-    The weights and the cache have the shardings that the programs of `generate` give them.
+    The weights and the cache have the same shardings as in `generate`.
 
     Args:
         model: The model.
-        mesh: The mesh.
-        rows: The number of rows.
+        mesh: The device mesh.
+        batch_size: The batch size.
         prompt: Tokens per prompt.
-        length: Largest number of tokens per row.
+        length: The maximum number of tokens per sequence.
     """
     require_autoregressive(model)
     params = parameter_shapes(model, mesh)
-    tokens = jax.ShapeDtypeStruct((rows, prompt), np.int32)
-    source = Inputs(tokens) if model.config.reads_source else None
+    tokens = jax.ShapeDtypeStruct((batch_size, prompt), np.int32)
+    read = source_shape(model.config, batch_size, prompt)
+    source = None if read is None else Inputs(read)
     stops = jax.eval_shape(lambda: jnp.zeros(1, jnp.int32))
     with jax.set_mesh(mesh):
-        weights = _outputs(prepare_weights, model, params, parallel_parts())
-        size = CacheSize(rows, slots(length))
-        cache, _ = _outputs(start_cache, model, weights, source, size, NO_HOOKS)
+        weights = _outputs(packed_weights, model, params, parallel_parts())
+        size = CacheSize(batch_size, slots(length))
+        cache, _ = _outputs(compiled_cache, model, weights, source, size, NO_HOOKS)
         read = _outputs(prefill, model, weights, Inputs(tokens, tokens), cache)
-        choice = Choice(None, None, stops)
+        choice = TokenSelection(None, None, stops)
         state, _ = _outputs(choose_first, read.logits, read.captured, choice)
-        state = state._replace(cache=read.cache)
         live = live_slots(read.cache, length)
-        program = decode_block.lower(model, weights, state, choice, live).compile()
+        program = decode_chunk.lower(model, weights, read.cache, state, choice, live).compile()
     memory = {
         "weights": bytes_per_device(weights),
         "cache": bytes_per_device(read.cache),
@@ -279,26 +288,30 @@ def compile_decoding(
 def _temporaries(program: jax.stages.Compiled) -> int:
     """Returns the bytes of temporary arrays on each device."""
     if (used := program.memory_analysis()) is None:
-        raise RuntimeError("the compiler does not report how much memory a program needs")
+        raise RuntimeError("the compiler does not report the memory that a program needs")
     return used.temp_size_in_bytes
 
 
 def _outputs(function: jax.stages.Wrapped, *arguments: Any) -> Any:
-    """Returns the shapes of a jitted function's outputs with the compiler's shardings."""
+    """Returns the shapes of a jitted function's outputs, with the shardings that XLA chooses."""
     lowered = function.lower(*arguments)
     return shapes_at(lowered.out_info, lowered.compile().output_shardings)
 
 
-def batch_shapes(config: ModelConfig, rows: int, length: int, is_packed: bool = False) -> Batch:
-    """Returns the shapes of a batch of one micro-batch, with the documents of packed rows.
+def batch_shapes(
+    config: ModelConfig, batch_size: int, length: int, is_packed: bool = False
+) -> Batch:
+    """Returns the shapes of a batch that consists of one micro-batch.
 
-    If the model reads a source, the source has the same shape as the inputs, with padding if rows
-    are packed.
+    If the model reads a source, the source has the same batch size and length as the inputs. If
+    `is_packed`, the inputs and the source have segment ids.
     """
-    tokens = jax.ShapeDtypeStruct((1, rows, length), np.int32)
-    source = tokens if config.reads_source else None
-    segments, source_segments = (x if is_packed else None for x in (tokens, source))
-    return Batch(tokens, tokens, None, segments, source, source_segments)
+    tokens = jax.ShapeDtypeStruct((1, batch_size, length), np.int32)
+    read = source_shape(config, batch_size, length)
+    source = None if read is None else jax.ShapeDtypeStruct((1, *read.shape), read.dtype)
+    segment_ids = tokens if is_packed else None
+    source_segment_ids = None if source is None else segment_ids
+    return Batch(tokens, tokens, None, segment_ids, source, source_segment_ids)
 
 
 def bytes_per_device(tree: Any) -> int:

@@ -1,28 +1,30 @@
-"""Lower bound on the communication of one training step, by formula.
+"""Lower bound on the communication of a training step.
 
-Let s be the bytes of an array in the dtype of the activations, and n the number of devices that
-share it. Collectives run around a ring. Then one device sends
+Let s be the size of an array in bytes, in the dtype of the activations. Let n be the number of
+devices over which the array is split. Collectives run in a ring, in which each device sends
 
     all-gather or reduce-scatter     s · (n − 1)/n
     all-reduce                       2 s · (n − 1)/n      (a reduce-scatter and an all-gather)
 
 The axes of the mesh cause these collectives:
 
-    fsdp     A layer's matrix is gathered in the forward pass and again in the backward pass, and
-             its gradient is scattered: 3 s (n − 1)/n. The head's matrix is gathered once and its
-             gradient scattered: 2 s (n − 1)/n. Embeddings are looked up on the devices that hold
-             them, and the results are exchanged: 2 (n − 1)/n of the activations' bytes. Gradients
-             of vectors (biases, scales) are all-reduced.
-    data     Gradients are all-reduced: 2 s (n − 1)/n of the part of each that a device holds.
-    expert   Gradients are all-reduced as along data, except those of experts, which the devices
-             along this axis do not share. Each layer with experts gathers its input and scatters
-             its output, and in the backward pass the gradients of both: 4 (n − 1)/n of the bytes of
-             the activations of n devices.
-    tensor   The outputs of each sub-layer and the gradients of its inputs are all-reduced: four
-             all-reduces of the activations per layer. A sharded vocabulary adds one for the logits
-             and one for the lookup. If `tensor` does not divide the heads (or the vocabulary),
-             batch elements are sharded over it instead. Then outputs and gradients are gathered,
-             and parameters are sharded over `tensor` as over fsdp.
+    fsdp     A layer's matrix is gathered in the forward and the backward pass, and its
+             gradient is scattered: 3 s (n − 1)/n. The matrix of the output head is gathered
+             once, and its gradient is scattered: 2 s (n − 1)/n. Embeddings are looked up where they
+             are stored, and the results are exchanged: 2 (n − 1)/n of the activations' bytes.
+             Gradients of vectors (biases, scales) are all-reduced.
+    data     Gradients are all-reduced: 2 s (n − 1)/n of each device's part of the gradient.
+    expert   Gradients are all-reduced as for data, except for gradients of experts, which
+             are not shared along this axis. Each layer with experts gathers its input and
+             scatters its output. The backward pass gathers the gradient of the output and
+             scatters the gradient of the input: 4 (n − 1)/n of the bytes of the activations of
+             n devices.
+    tensor   The outputs of each sub-layer and the gradients of its inputs are all-reduced:
+             four all-reduces of the activations per layer. A sharded vocabulary adds one
+             all-reduce for the logits and another for the lookup. If the number of heads (or
+             the vocabulary size) is not divisible by `tensor`, batch elements are sharded over
+             `tensor` instead. Then outputs and gradients are gathered, and parameters are
+             sharded over both `fsdp` and `tensor`.
 
 Reference:
     Rajbhandari et al. 2020 (ZeRO), §7. Shoeybi et al. 2019, §3.
@@ -34,30 +36,31 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.kinds import build
-from jaxformer.models.mesh import num_row_parts, shardings
+from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.parameters import shape_tree
+from jaxformer.models.sharding.parameters import num_batch_shards, shardings
 
 
-def least_exchange(config: ModelConfig, mesh: Mesh, rows: int, length: int) -> dict[str, float]:
-    """Returns the bytes that one device sends in a step of one micro-batch.
+def least_exchange(
+    model: LanguageModel, mesh: Mesh, batch_size: int, length: int
+) -> dict[str, float]:
+    """Returns a lower bound of the bytes that one device sends in a step with one micro-batch.
 
     Args:
-        config: The config of the model.
-        mesh: The mesh.
-        rows: Rows of the batch, of all devices together.
-        length: Tokens per row.
+        model: The model.
+        mesh: The device mesh.
+        batch_size: The batch size over all devices.
+        length: Tokens per sequence.
 
     Returns:
-        The bytes by the axis that causes them: "fsdp", "data", "expert" and "tensor".
+        {mesh axis: bytes that one device sends because of this axis}, for "fsdp", "data", "expert"
+        and "tensor".
     """
-    config, sizes = config.resolved, mesh.shape
-    model = build(config)
+    config, sizes = model.config, mesh.shape
     params = shape_tree(model)
     placed = shardings(params, model, mesh)
     item = jnp.dtype(config.dtype).itemsize
-    activations = rows // num_row_parts(mesh) * length * config.embed_dim * item
+    activations = batch_size // num_batch_shards(mesh) * length * config.embed_dim * item
     sent = dict.fromkeys(("fsdp", "data", "expert", "tensor"), 0.0)
     leaves = jax.tree_util.tree_leaves_with_path(params)
     for (path, leaf), where in zip(leaves, jax.tree.leaves(placed), strict=True):
@@ -87,16 +90,17 @@ def least_exchange(config: ModelConfig, mesh: Mesh, rows: int, length: int) -> d
 
 
 def _passes(names: list[str], tied: bool) -> int:
-    """Returns the number of gathers of a matrix and scatters of its gradient together."""
+    """Returns how often a matrix is gathered plus how often its gradient is scattered."""
     if names[-1] == "tokens":
         return 2 if tied else 0
     return 3 if names[-1] == "kernel" and names[0] != "head" else 2
 
 
 def _sums(names: list[str], tied: bool) -> int:
-    """Returns the number of exchanges of activations over `tensor` for a matrix.
+    """Returns how often activations are exchanged along the mesh axis `tensor` for a matrix.
 
-    The last matrix of a sub-layer counts for the whole sub-layer.
+    The function counts all exchanges of a sub-layer at its last matrix, and returns 0 for its other
+    matrices.
     """
     if names[-1] == "tokens":
         return 2 if tied else 1

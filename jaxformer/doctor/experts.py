@@ -1,37 +1,42 @@
-"""Finds computations of all experts for all tokens in a compiled program.
+"""Detects programs that compute all experts for all tokens.
 
-A mixture of experts needs k of E experts for each token. A dense program computes all E of them and
-multiplies most outputs by 0, as `jax.lax.ragged_dot` does where the compiler has no kernel for it.
-Such a program has arrays [experts, tokens, features], in some order of the axes. Their memory and
-their time grow with E, not with k.
+In a mixture of experts, each token needs k of E experts. A dense program computes all E experts and
+multiplies most outputs by 0. `jax.lax.ragged_dot` becomes a dense program where the compiler lacks
+a kernel for it. A dense program has arrays [experts, tokens, features], with the axes in any order.
+The memory and the time of a dense program grow with E instead of k.
 """
 
+from collections.abc import Mapping
 from itertools import combinations, product
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax.sharding import Mesh
 
 from jaxformer.doctor.program import computations
-from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.mesh import num_row_parts
+from jaxformer.functional.layers.layer import list_sublayers, list_weight_shapes
+from jaxformer.functional.layers.sublayer import SubLayer, WeightAxis
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.models.sharding.parameters import MESH_AXES, num_batch_shards
 
 _PRODUCTS = ("dot", "convolution", "custom-call")
 Sizes = frozenset[int]
 
 
 class ExpertSizes(NamedTuple):
-    """Sizes of axes, by which arrays of experts, kernels and attention are recognised.
+    """Axis sizes by which `dense_over_experts` recognizes arrays of experts.
 
     Attributes:
-        chosen: The number of experts of each token.
-        experts: The numbers of experts: of all devices, and of one. All are above `chosen`.
-        tokens: The numbers of tokens: of all devices, of those along "expert", and of one.
-        features: The numbers of features: of the input, and hidden ones.
-        kernels: The shapes of a kernel and of its shards, each in ascending order.
-        heads: The numbers of heads: of all devices, and of one.
-        of_heads: The sizes of the other axes of attention: head_dim, and tokens per row.
-        layers: The sizes of an axis of layers.
+        chosen: The number of experts per token.
+        experts: The number of experts on all devices and the number on one device. A number that is
+            not above `chosen` is omitted.
+        tokens: The number of tokens on all devices, on the devices along the mesh axis "expert",
+            and on one device.
+        features: The numbers of input features and of hidden features.
+        kernels: The shapes of a kernel and of its shards, with the sizes in ascending order.
+        heads: The numbers of heads on all devices and on one device.
+        of_heads: The sizes of the other axes of attention: head_dim, and tokens per sequence.
+        layers: The possible sizes of an axis over layers, from 1 to the number of layers.
     """
 
     chosen: int
@@ -44,53 +49,78 @@ class ExpertSizes(NamedTuple):
     layers: Sizes = frozenset()
 
 
-def expert_sizes(config: ModelConfig, mesh: Mesh, rows: int, length: int) -> list[ExpertSizes]:
-    """Returns the sizes for each number of experts that layers of a model have.
+def expert_sizes(
+    model: LanguageModel, mesh: Mesh, batch_size: int, length: int
+) -> list[ExpertSizes]:
+    """Returns the axis sizes for each sub-layer with experts (see `chosen_experts`).
 
     Args:
-        config: The config of the model.
-        mesh: The mesh.
-        rows: Rows of the batch.
-        length: Tokens of each row in one pass.
+        model: The model.
+        mesh: The device mesh.
+        batch_size: The batch size.
+        length: Tokens per sequence in one pass.
     """
-    if not getattr(config, "has_experts", False):
-        return []
-    stacks: Any = config.resolved.stacks
     found: list[ExpertSizes] = []
-    along = {axis: frozenset((1, size)) for axis, size in mesh.shape.items()}
-    own = rows * length // num_row_parts(mesh)
-    for stack in stacks.values():
-        for layer in stack.layers:
-            chosen, dim = layer.experts_per_token, layer.embed_dim
-            experts = _divided(layer.num_experts, along["expert"])
-            hidden = _divided(layer.expert_dim or layer.mlp_dim, along["tensor"])
-            kernels = product(_divided(dim, along["fsdp"]), hidden)
-            sizes = ExpertSizes(
-                chosen,
-                frozenset(n for n in experts if n > chosen),
-                frozenset((rows * length, own * mesh.shape["expert"], own)),
-                frozenset((dim, *hidden)),
-                frozenset(tuple(sorted(pair)) for pair in kernels),
-                frozenset(n for heads in layer.heads for n in _divided(heads, along["tensor"])),
-                frozenset((layer.head_dim, length)),
-                frozenset(range(1, stack.num_layers + 1)),
-            )
-            found += [sizes] * bool(sizes.experts)
-    return list(dict.fromkeys(found))
+    own = batch_size * length // num_batch_shards(mesh)
+    tokens = frozenset((batch_size * length, own * mesh.shape["expert"], own))
+    architecture = model.architecture
+    for part in (architecture, architecture.encoder):
+        if part is None:
+            continue
+        stack = part.stack
+        heads = frozenset(n for unit in stack.units for n in _divided(unit, "heads", mesh))
+        slots = [x.key_value_size() for x in stack.sublayers]
+        of_heads = frozenset((length, *(x.head_dim for x in slots if x is not None)))
+        layers = frozenset(range(1, len(stack.layers) + 1))
+        for layer, dim in zip(stack.layers, stack.dims, strict=False):
+            shapes = dict(list_weight_shapes(layer, dim))
+            for sublayer in list_sublayers(layer):
+                if chosen := sublayer.chosen_experts():
+                    experts, features, kernels = _expert_weight_sizes(sublayer, shapes, mesh)
+                    experts = frozenset(n for n in experts if n > chosen)
+                    others = (features, kernels, heads, of_heads, layers)
+                    found.append(ExpertSizes(chosen, experts, tokens, *others))
+    return [sizes for sizes in dict.fromkeys(found) if sizes.experts]
 
 
-def _divided(size: int, parts: Sizes) -> Sizes:
-    return frozenset(size // n for n in parts)
+def _expert_weight_sizes(
+    sublayer: SubLayer, shapes: Mapping[str, tuple[int, ...]], mesh: Mesh
+) -> tuple[Sizes, Sizes, frozenset[tuple[int, ...]]]:
+    """Returns the numbers of experts and of features, and the shapes of the experts' kernels.
+
+    The results include the sizes of whole weights and of their shards on one device.
+    """
+    experts, features, kernels = set(), set(), set()
+    for path, axes in sublayer.weight_axes().items():
+        shape = shapes.get(f"{sublayer.name}/{path}")
+        if shape is None or "experts" not in axes:
+            continue
+        rest = []
+        for size, axis in zip(shape, axes, strict=True):
+            if axis == "experts":
+                experts |= _divided(size, axis, mesh)
+            else:
+                rest.append(_divided(size, axis, mesh))
+                features |= {size} if axis == "dim" else rest[-1]
+        kernels |= {tuple(sorted(pair)) for pair in product(*rest) if len(pair) == 2}
+    return frozenset(experts), frozenset(features), frozenset(kernels)
+
+
+def _divided(size: int, axis: WeightAxis, mesh: Mesh) -> Sizes:
+    """Returns the size of a weight's axis on all devices and on one device."""
+    along = MESH_AXES[axis]
+    return frozenset((size, size // mesh.shape[along] if isinstance(along, str) else size))
 
 
 def dense_over_experts(text: str, sizes: ExpertSizes) -> list[str]:
-    """Returns the arrays [experts, tokens, features] of a program, such as "f32[8,1024,64]".
+    """Returns a program's arrays [experts, tokens, features], as text such as "f32[8,1024,64]".
 
     Args:
-        text: The text of the program.
-        sizes: The sizes of these axes.
+        text: The compiled program.
+        sizes: The axis sizes of the model; see `ExpertSizes`.
     """
-    arrays: dict[tuple[str, tuple[int, ...]], bool] = {}  # whether a product has the array
+    # {(dtype, shape): whether a matrix product reads or returns such an array}.
+    arrays: dict[tuple[str, tuple[int, ...]], bool] = {}
     for lines in computations(text)[0].values():
         for line in lines.values():
             is_product = line.operation in _PRODUCTS
@@ -106,10 +136,11 @@ def dense_over_experts(text: str, sizes: ExpertSizes) -> list[str]:
 
 
 def _is_dense(shape: tuple[int, ...], sizes: ExpertSizes, is_of_product: bool) -> bool:
-    """Returns whether a shape is that of experts, tokens and features.
+    """Returns whether the axes of a shape are experts, tokens and features, in any order.
 
-    A scan stores arrays [layers, tokens, features], which no product reads as they are. If there
-    are as many layers as experts, only operands and results of products count.
+    A scan stores arrays [layers, tokens, features], which no matrix product uses directly. If the
+    number of experts is also in `sizes.layers`, the array must therefore be an operand or a result
+    of a matrix product.
     """
     tokens = {n * times for n in sizes.tokens for times in (1, sizes.chosen)}
     for axis, experts in enumerate(shape):
@@ -124,7 +155,7 @@ def _is_dense(shape: tuple[int, ...], sizes: ExpertSizes, is_of_product: bool) -
 
 
 def _is_kernel(rest: list[int], sizes: ExpertSizes) -> bool:
-    """Returns whether these axes are those of a kernel, or of the kernels of several layers."""
+    """Returns whether an array with axes `rest` is a kernel or a stack of kernels."""
     return any(
         tuple(sorted(pair)) in sizes.kernels and prod(rest) // prod(pair) in sizes.layers | {1}
         for pair in combinations(rest, 2)

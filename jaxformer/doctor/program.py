@@ -1,11 +1,12 @@
-"""Reads a compiled program: its instructions, its exchanges between devices, and its copies.
+"""Parses a compiled program: instructions, exchanges between devices, and copies.
 
-They are read from the text of the program, `Compiled.as_text()`. JAX has no other interface that
-shows them: `cost_analysis()` and `memory_analysis()` only give sums over the whole program, and the
-object behind `runtime_executable()` has no documented methods.
+The parser reads the text of the program, `Compiled.as_text()`, because JAX has no other interface
+to this information. `cost_analysis()` and `memory_analysis()` only return sums over the whole
+program, and the object behind `runtime_executable()` has no documented methods.
 
-The text consists of computations. Loops, fusions and asynchronous operations call other
-computations. Instructions in the body of a loop count once per iteration.
+The text of a program lists computations, which consist of instructions. Loops, fusions and
+asynchronous operations call other computations. Instructions in the body of a loop count once per
+iteration.
 """
 
 import re
@@ -19,7 +20,10 @@ COLLECTIVE_KINDS += ("collective-permute", "collective-broadcast")
 
 
 class HloArray(NamedTuple):
-    """Array in the result of an instruction: dtype, shape, and memory ("" is the main memory)."""
+    """Array in the result of an instruction.
+
+    `space` is the memory space of the array; "" is the main memory.
+    """
 
     dtype: str
     sizes: tuple[int, ...]
@@ -33,14 +37,14 @@ class HloArray(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """Line of a program: name = shape operation(arguments), attributes.
+    """An instruction, written as: name = shape operation(arguments), attributes.
 
     Attributes:
-        name: The name of the result.
+        name: The name of the instruction's result.
         shape: The shape of the result, or the shapes of a tuple.
         operation: The operation.
         arguments: The names of the operands, or the value of a constant.
-        attributes: The text after the arguments.
+        attributes: The text after the closing parenthesis of the arguments.
     """
 
     name: str
@@ -51,7 +55,7 @@ class Instruction(NamedTuple):
 
     @property
     def arrays(self) -> list[HloArray]:
-        """The arrays of the result."""
+        """The arrays that the instruction returns."""
         return [
             HloArray(dtype, tuple(int(n) for n in sizes.split(",") if n), space)
             for dtype, sizes, space in _ARRAY.findall(self.shape)
@@ -63,12 +67,12 @@ class Instruction(NamedTuple):
         return re.findall(r"%([\w.\-]+)", self.arguments)
 
     def number(self, pattern: str) -> int | None:
-        """Returns the number that a pattern captures in the attributes; None: it is absent."""
+        """Returns the number that a pattern captures in the attributes, or None without a match."""
         found = re.search(pattern, self.attributes)
         return int(found[1]) if found else None
 
     def called(self, *attributes: str) -> list[str]:
-        """Returns the names of the computations that these attributes list."""
+        """Returns the names of the computations in attributes such as "body" and "condition"."""
         pattern = rf"(?:{'|'.join(attributes)})=(?:\{{(.*?)\}}|(%?[\w.\-]+))"
         lists = (many or one for many, one in re.findall(pattern, self.attributes))
         return [name.lstrip("%") for names in lists for name in names.split(", ")]
@@ -78,7 +82,7 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((
 _ARRAY = re.compile(
     r"\b(pred|bf16|[suf]\d+(?:e\d\w*)?|c64|c128)\[([\d,]*)\](?:\{[^{}]*?(S\(\d+\))?\})?"
 )
-Computations = dict[str, dict[str, Instruction]]  # the last instruction returns the result
+Computations = dict[str, dict[str, Instruction]]  # The last instruction returns the result.
 
 
 def computations(text: str) -> tuple[Computations, str]:
@@ -102,9 +106,9 @@ def computations(text: str) -> tuple[Computations, str]:
 
 
 def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
-    """Yields (instruction, name of its computation, how often it runs; None: that is not known).
+    """Yields (instruction, name of its computation, how often it runs or None if unknown).
 
-    All branches of a conditional count.
+    The function visits all branches of a conditional.
     """
     found, entry = computations(text)
 
@@ -112,7 +116,7 @@ def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
         for instruction in found[name].values():
             yield instruction, name, times
             if instruction.operation in ("async-update", "async-done"):
-                continue  # their computation was counted at async-start
+                continue  # `visit` entered the called computation at async-start.
             trips = _trips(instruction, found) if instruction.operation == "while" else 1
             more = None if times is None or trips is None else times * trips
             for called in instruction.called("body", "calls", "to_apply", "branch_computations"):
@@ -123,10 +127,11 @@ def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
 
 
 def _trips(loop: Instruction, found: Computations) -> int | None:
-    """Returns the number of iterations of a loop, or None if it is not known.
+    """Returns the number of iterations of a loop, or None if it is unknown.
 
-    Compilers for CPUs and GPUs state it. For TPUs it follows from the condition, counter < bound,
-    and the increment of the counter, which starts at 0.
+    In programs for CPUs and GPUs, an attribute of the loop contains the number of iterations. In
+    programs for TPUs, the function computes the number from the loop condition (counter < bound)
+    and the increment. The counter starts at 0.
     """
     if known := loop.number(r'"?known_trip_count"?:\{"?n"?:"(\d+)"\}'):
         return known
@@ -138,15 +143,18 @@ def _trips(loop: Instruction, found: Computations) -> int | None:
     if counter is None or bound is None or bound.operation != "constant":
         return None
     index = counter.number(r"index=(\d+)")
-    after = list(body.values())[-1].operands  # elements of the tuple that the body returns
+    after = list(body.values())[-1].operands  # The elements of the tuple that the body returns.
     step = None if index is None else _offset(after[index], body, index)
     return -(-int(bound.arguments) // step) if step else None
 
 
 def _offset(name: str, lines: dict[str, Instruction], index: int) -> int | None:
-    """Returns the constant that a named value adds to the tuple element with this index.
+    """Returns c if a value is the sum of the loop counter and a constant c, otherwise None.
 
-    None: the value is not such a sum.
+    Args:
+        name: The name of the instruction that computes the value.
+        lines: The instructions of the loop body.
+        index: The index of the loop counter in the tuple of loop variables.
     """
     line = lines.get(name)
     if line is None:
@@ -165,13 +173,13 @@ def _offset(name: str, lines: dict[str, Instruction], index: int) -> int | None:
 
 
 class Collective(NamedTuple):
-    """Exchange between the devices of a group.
+    """Collective operation, which exchanges arrays between the devices of a group.
 
     Attributes:
-        kind: One of `COLLECTIVE_KINDS`.
-        size: Bytes of the whole arrays: the output of a gather, the input of a scatter.
+        kind: An element of `COLLECTIVE_KINDS`.
+        size: The bytes of the whole arrays: the output of a gather, or the input of a scatter.
         devices: The number of devices in a group.
-        times: How often the program runs it.
+        times: How often the program runs the operation.
     """
 
     kind: str
@@ -181,11 +189,11 @@ class Collective(NamedTuple):
 
     @property
     def sent(self) -> float:
-        """Bytes that one device sends, and receives, over all runs.
+        """Bytes that one device sends (and receives) over all runs.
 
-        In a ring of n devices this is size · (n − 1)/n per run. It is twice that for an all-reduce,
-        which is a scatter and a gather. In a permutation or a broadcast, a device sends the whole
-        array.
+        In a ring of n devices, each run of the operation sends size · (n − 1)/n bytes per device.
+        An all-reduce sends twice as many bytes, because it is a scatter and a gather. In a
+        permutation or a broadcast, each device sends the whole array.
         """
         if self.kind.startswith("collective-"):
             return float(self.times * self.size)
@@ -194,13 +202,14 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str) -> list[Collective]:
-    """Returns the exchanges between the devices of a program.
+    """Returns the collective operations of a program.
 
-    A TPU program may split one exchange into several instructions of one channel, between other
-    work. They count as one exchange, with the count of the instruction that runs least often.
+    A TPU program may split one operation into several instructions with the same channel,
+    interleaved with other work. The returned list has one entry per operation, whose `times` is the
+    minimum over the instructions of the operation.
 
     Raises:
-        ValueError: It is not known how often an exchange runs.
+        ValueError: The number of runs of an operation is unknown.
     """
     devices = re.search(r"num_partitions=(\d+)", text[: text.find("\n")])
     everyone = int(devices[1]) if devices else 1
@@ -220,43 +229,51 @@ def collectives(text: str) -> list[Collective]:
     return [
         found._replace(times=times)
         for pieces in channels.values()
-        for (_, found), times in _of_one_exchange(pieces)
+        for (_, found), times in _merge_pieces(pieces)
     ]
 
 
-def _of_one_exchange(
+def _merge_pieces(
     pieces: Counter[tuple[str, Collective]],
 ) -> list[tuple[tuple[str, Collective], int]]:
-    """Returns the piece that runs least often, or all pieces if they are exchanges of their own.
+    """Returns the collective operations of the instructions with the same channel id.
 
-    JAX gives the collectives of `shard_map` one channel, whatever their kind.
+    If all instructions have the same type, they are pieces of one operation, and the function
+    returns only the piece that runs least often. If the types differ, the function returns all
+    instructions, because JAX gives separate collectives of `shard_map` the same channel.
     """
     kinds = {found.kind for _, found in pieces}
     return list(pieces.items()) if len(kinds) > 1 else [min(pieces.items(), key=lambda x: x[1])]
 
 
 def _collective(instruction: Instruction, computation: str, everyone: int) -> Collective | None:
-    """Returns the exchange that an instruction starts, with a count of 0; None: it starts none."""
+    """Returns the collective operation that an instruction starts; its field `times` is 0.
+
+    Returns None if the instruction does not start a collective operation.
+    """
     kind = instruction.operation.removesuffix("-start")
     if kind not in COLLECTIVE_KINDS:
         return None
     group, arrays = _group(instruction.attributes, everyone), instruction.arrays
     if instruction.operation.endswith("-start") and kind != "all-reduce":
-        # Without the synchronization flags of TPUs, half are operands and the other half results.
+        # On TPUs, some arrays are synchronization flags (u32). The first half of the remaining
+        # arrays are operands, and the second half are results.
         arrays = [x for x in arrays if (x.dtype, x.num_bytes) != ("u32", 4)]
         arrays = arrays[len(arrays) // 2 :]
     size = sum(x.num_bytes for x in arrays)
     if kind == "reduce-scatter":
         size *= group
     if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
-        kind = "reduce-scatter"  # on TPU, a fusion that keeps a part of the sum per device
+        # On TPUs, the all-reduce in a fusion with this name stores only one shard of the sum on
+        # each device.
+        kind = "reduce-scatter"
     return Collective(kind, size, group, 0)
 
 
 def _group(attributes: str, everyone: int) -> int:
     """Returns the number of devices in a group.
 
-    The text gives groups as lists of devices, as [groups, devices], or as axes of a mesh.
+    XLA writes groups as lists of devices, as [groups, devices per group], or as axes of a mesh.
     """
     if "source_target_pairs={}" in attributes:
         return 1
@@ -272,18 +289,18 @@ def _group(attributes: str, everyone: int) -> int:
         return len(members[1].split(","))
     if "replica_groups={}" in attributes or "replica_groups=" not in attributes:
         return everyone
-    raise ValueError(f"the groups of devices cannot be read: {attributes}")
+    raise ValueError(f"jaxformer cannot parse the device groups of a collective: {attributes}")
 
 
 class Total(NamedTuple):
-    """Sums over the collectives of one kind: the runs, and the bytes that one device sends."""
+    """Totals over the collectives of one type: the runs, and the bytes that one device sends."""
 
     count: int
     sent: float
 
 
 def by_kind(found: list[Collective]) -> dict[str, Total]:
-    """Returns the sums of each kind of collective that occurs."""
+    """Returns the totals of each type of collective that occurs."""
     groups = {kind: [one for one in found if one.kind == kind] for kind in COLLECTIVE_KINDS}
     return {
         kind: Total(sum(one.times for one in group), sum(one.sent for one in group))
@@ -293,13 +310,13 @@ def by_kind(found: list[Collective]) -> dict[str, Total]:
 
 
 def copies(text: str, shape: tuple[int, ...]) -> int:
-    """Counts the copies of arrays of a shape in a program.
+    """Counts how often a program copies arrays of a given shape.
 
-    The order of the axes and axes of size 1 are ignored. A move between two kinds of memory of a
-    device is not a copy.
+    Shapes are equal if they differ only in the order of the axes or in axes of size 1. The
+    function does not count moves between two memory spaces of a device.
 
     Args:
-        text: The text of the program.
+        text: The compiled program.
         shape: The shape of the array.
     """
     return sum(
@@ -316,5 +333,5 @@ def _without_ones(sizes: tuple[int, ...]) -> list[int]:
 
 
 def _changes_memory(copy: Instruction) -> bool:
-    """Returns whether a copy moves an array between two kinds of memory."""
+    """Returns whether a copy moves an array between two memory spaces."""
     return copy.operation == "copy-start" and len({x.space for x in copy.arrays[:2]}) > 1

@@ -1,4 +1,4 @@
-"""Tables that `jaxformer doctor` prints: this machine's setup, and a program's needs."""
+"""Tables that `jaxformer doctor` prints about this machine and about compiled programs."""
 
 import os
 import platform
@@ -7,26 +7,28 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from jaxformer.doctor.machines import missing_compiler, parse_target
+from jaxformer.doctor.targets import missing_compiler, parse_target
+from jaxformer.optional import install_line
 from jaxformer.runtime import start_jax
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tokenizers")
 # Optional modules: (their purpose, the command that installs them).
 OPTIONAL = {
-    "huggingface_hub": ("hub ids as checkpoints", 'pip install "jaxformer[hub]"'),
-    "gguf": ("export to llama.cpp", 'pip install "jaxformer[gguf]"'),
+    "huggingface_hub": ("hub ids as checkpoints", install_line("hub")),
+    "gguf": ("export to llama.cpp", install_line("gguf")),
+    "sentencepiece": ("tokenizers of models such as T5 and Marian", install_line("sentencepiece")),
     "transformers": ("check of imported models", 'pip install "transformers>=5" torch'),
 }
 _TIMES = {
     "operations": "at the device's peak FLOP/s",
-    "links": "with all links of the device in use",
-    "memory": "to read weights and cache once",
+    "links": "if all links of the device are used",
+    "memory": "for one read of the weights and the cache",
 }
 TARGETS = {"gpu": "gpu:h100:8", "tpu": "tpu:v5e:4x4"}
 
 
 def machine_setup() -> dict:
-    """Starts JAX and returns the setup as values that JSON can store."""
+    """Starts JAX and returns the setup of this machine as JSON values."""
     from jaxformer import __version__
 
     start_jax()
@@ -53,8 +55,8 @@ def machine_setup() -> dict:
     }
 
 
-def lines_of_setup(found: dict) -> list[tuple[str, ...]]:
-    """Returns the lines of the table: (label, value, remark)."""
+def setup_rows(found: dict) -> list[tuple[str, ...]]:
+    """Returns the table rows about this machine: (label, value, remark)."""
     memory, cache = found["memory"], found["cache"]
     devices = Counter((x["kind"], x["platform"], x["memory"]) for x in found["devices"])
     used = f"{cache['files']} files, {cache['bytes'] / 1e6:,.0f} MB"
@@ -81,7 +83,7 @@ def _version(name: str) -> str | None:
 
 
 def _memory() -> int | None:
-    """Returns the host's memory in bytes; None if the system does not report it."""
+    """Returns the host's memory in bytes, or None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -95,11 +97,11 @@ def _cache(folder: Path) -> dict:
 
 
 def _missing() -> dict[str, str]:
-    """Returns the missing optional packages: name and purpose, and how to install them."""
+    """Returns {name and purpose: install command} for each missing optional package."""
     found = {f"{x}: {use}": how for x, (use, how) in OPTIONAL.items() if find_spec(x) is None}
     for name, target in TARGETS.items():
         if how := missing_compiler(parse_target(target)):
-            found[f"compiler for {name.upper()}s, to examine them without having one"] = how
+            found[f"{name.upper()} compiler: analysis of programs for absent devices"] = how
     return found
 
 
@@ -107,8 +109,8 @@ def _gigabytes(size: int) -> str:
     return f"{size / 1e9:,.1f} GB"
 
 
-def lines_of_step(found: dict) -> list[tuple[str, ...]]:
-    """Returns the lines of the table for a training step: (label, value, remark)."""
+def step_rows(found: dict) -> list[tuple[str, ...]]:
+    """Returns the table rows of a training step: (label, value, remark)."""
     least = found["least"]
     needed = sum(least.values())
     ratio = f"{found['exchanged'] / needed:.2f} × the minimum" if needed else "the minimum is 0"
@@ -118,14 +120,14 @@ def lines_of_step(found: dict) -> list[tuple[str, ...]]:
         *((f"  minimum for {axis}", _bytes(size), "") for axis, size in least.items() if size),
     ]
     names = {"temporaries": "activations, gradients, …"}
-    flops = f"{found['flops']:.3g}", "by formula (models/flops.py)"
-    return _lines_of_program(found, "training step", "step", names, sent, flops)
+    flops = f"{found['flops']:.3g}", "by the formulas in jaxformer/models/flops.py"
+    return _program_rows(found, "training step", "step", names, sent, flops)
 
 
-def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
-    """Returns the lines of the table for a decoding loop: (label, value, remark)."""
+def decoding_rows(found: dict) -> list[tuple[str, ...]]:
+    """Returns the table rows of a decoding loop: (label, value, remark)."""
     gathered, copies = found["gathered_per_token"], found["cache_copies_per_token"]
-    share = f"{gathered / found['memory']['weights']:.1%} of its weights"
+    share = f"{gathered / found['memory']['weights']:.1%} of the weights on the device"
     update = f"{copies:g} copies of a layer's cache per token" if copies else "in place"
     if copies is None:
         update = "state of a fixed size"
@@ -134,12 +136,12 @@ def lines_of_decoding(found: dict) -> list[tuple[str, ...]]:
         ("  gathered", _bytes(gathered), share),
         ("cache update", update, ""),
     ]
-    names = {"weights": "weights, prepared"}
-    flops = f"{found['flops_per_token']:.3g}", "by formula"
-    return _lines_of_program(found, "decoding, one token per row", "token", names, sent, flops)
+    names = {"weights": "weights, packed"}
+    flops = f"{found['flops_per_token']:.3g}", "by the formulas in jaxformer/models/flops.py"
+    return _program_rows(found, "decoding, one token per sequence", "token", names, sent, flops)
 
 
-def _lines_of_program(
+def _program_rows(
     found: dict,
     title: str,
     unit: str,
@@ -147,36 +149,36 @@ def _lines_of_program(
     sent: list[tuple[str, ...]],
     flops: tuple[str, str],
 ) -> list[tuple[str, ...]]:
-    """Returns the lines of the table for a program.
+    """Returns the table rows about a compiled program: (label, value, remark).
 
     Args:
-        found: The values that the program's examination found.
-        title: What the program does.
-        unit: What the program repeats: "step" or "token".
-        names: The names of kinds of memory that differ from their keys.
-        sent: The lines about the bytes that a device sends.
-        flops: The FLOP of a device, and a remark.
+        found: The results of `examine_step` or `examine_decoding`.
+        title: A name for the program, such as "training step".
+        unit: "step" or "token"; the rows show bytes and FLOPs per step or per token.
+        names: {type of memory: label}. Types of memory without a label are shown unchanged.
+        sent: The rows about the bytes that a device sends.
+        flops: (FLOPs per device, remark).
     """
     mesh = ", ".join(f"{axis}={size}" for axis, size in found["mesh"].items() if size > 1)
     settings = f"{found['dtype']}, layers {found['layers']}, remat {found['remat']}"
     memory = dict(found["memory"])
     total, device, fits = (memory.pop(name) for name in ("total", "device", "fits"))
     fit = "" if device is None else f"of {_bytes(device)}: {'fits' if fits else 'does NOT fit'}"
-    # The times are lower bounds, from the published figures of the device.
+    # The times are lower bounds, computed from the published specifications of the device.
     times = (found["seconds"] or {}).items()
     return [
-        (title, f"{found['rows']} rows × {found['length']} tokens", settings),
+        (title, f"{found['batch_size']} sequences × {found['length']} tokens", settings),
         ("mesh", mesh or "one device", f"compiled in {found['compiled_in']:.0f} s"),
         (),
-        ("memory of each device", "", ""),
+        ("memory per device", "", ""),
         *((f"  {names.get(x, x)}", _bytes(size), "") for x, size in memory.items()),
         ("  total", _bytes(total), fit),
         (),
         *_experts(found["experts"]),
-        (f"sent by each device, per {unit}", "", ""),
+        (f"bytes sent per device and {unit}", "", ""),
         *sent,
         (),
-        (f"FLOP of each device, per {unit}", *flops),
+        (f"FLOPs per device and {unit}", *flops),
         *((f"minimum time: {x}", f"{1e3 * value:,.2f} ms", _TIMES[x]) for x, value in times),
         *(("note", note, "") for note in found["notes"]),
     ]
@@ -185,24 +187,24 @@ def _lines_of_program(
 def _experts(found: dict | None) -> list[tuple[str, ...]]:
     if found is None:
         return []
-    sentence = "each token is computed by its chosen experts only"
+    sentence = "OK: each token is computed by its chosen experts only"
     if not found["only_chosen"]:
         sentence = (
             "FAILED: the program computes all experts for every token, not only the chosen ones. "
-            f"It has arrays [experts, tokens, features], such as {found['dense'][0]}"
+            f"Example of an array [experts, tokens, features]: {found['dense'][0]}"
         )
     return [("experts", sentence, ""), ()]
 
 
 def _exchanges(exchanges: dict, steps: int = 1) -> list[tuple[str, ...]]:
     return [
-        (f"  {kind}", _bytes(total["sent"] / steps), f"number: {total['count'] / steps:g}")
+        (f"  {kind}", _bytes(total["sent"] / steps), f"{total['count'] / steps:g} times")
         for kind, total in exchanges.items()
     ]
 
 
 def _bytes(size: float) -> str:
-    """Returns a size as text, in decimal units."""
+    """Formats a size in decimal units."""
     for unit in ("B", "kB", "MB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions, before any computation."""
+"""Argument checks of public functions: dtypes, shapes and types."""
 
 import functools
 import inspect
@@ -11,13 +11,11 @@ from typing import Any, Union, get_args, get_origin
 import numpy as np
 from jaxtyping import Float, Shaped, jaxtyped
 
-from jaxformer.functional.taps import TapFunction
-
 _ArrayHint = type(Float[Any, ""])
 _ARRAY: Any = Shaped[Any, "..."]
 _WHOLE = (int, np.integer)
 _ALSO: dict[Any, tuple[Any, ...]] = {
-    float: (Real, Shaped[Any, ""]),  # a number may be traced
+    float: (Real, Shaped[Any, ""]),  # A traced number is a scalar array.
     int: _WHOLE,
     bool: (bool, np.bool_),
 }
@@ -29,16 +27,16 @@ def checks_arguments(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Returns a decorator that checks the arguments of a function.
 
-    Arrays must have the annotated dtype and shape, in which each name stands for one size. Numbers,
-    flags and words must have the annotated type; a number may be an array without axes. Compiled
-    functions are checked only while they are traced.
+    Arrays must have the annotated dtype and shape. Axes with the same name must have the same size.
+    Numbers, flags and strings must have the annotated type; a scalar array counts as a number. In
+    compiled functions, the checks run only while tracing.
 
     The decorated function raises ValueError if the dtype or shape of an array does not fit, and
-    TypeError if an argument has another type.
+    TypeError if an argument has a wrong type.
 
     Args:
-        check: called last with all arguments by name, for conditions that annotations cannot
-            express.
+        check: a function that is called last, with all arguments by keyword, for conditions that
+            annotations cannot express.
     """
     return functools.partial(_checked, check)
 
@@ -48,8 +46,9 @@ def _checked(check: Callable[..., None] | None, function: Callable[..., Any]) ->
     hints = {
         name: _alternatives(parameter.annotation)
         for name, parameter in signature.parameters.items()
-        if parameter.annotation not in (parameter.empty, Any, TapFunction)
-        and get_origin(parameter.annotation) is not Mapping  # weights, which `check` looks at
+        if parameter.annotation not in (parameter.empty, Any)
+        # Arguments that are weights or functions are checked only by `check`.
+        and not {get_origin(x) for x in _members(parameter.annotation)} & {Mapping, Callable}
     }
     accepted = {name: _types(alternatives) for name, alternatives in hints.items()}
 
@@ -74,13 +73,18 @@ def _checked(check: Callable[..., None] | None, function: Callable[..., Any]) ->
 
 
 def check_choice(name: str, value: object, accepted: Collection[str]) -> None:
-    """Raises ValueError unless the value is one of the accepted words."""
+    """Raises ValueError unless `value` is in `accepted`."""
     if value not in tuple(accepted):
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(accepted)}")
 
 
 def whole_number(name: str, value: object, least: int) -> int:
-    """Returns the value as an int. Raises ValueError below `least`, TypeError for another type."""
+    """Returns `value` as an int.
+
+    Raises:
+        ValueError: `value` is below `least`.
+        TypeError: `value` is not a whole number.
+    """
     if not isinstance(value, _WHOLE) or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}; it must be a whole number of at least {least}")
     if index(value) < least:
@@ -89,25 +93,27 @@ def whole_number(name: str, value: object, least: int) -> int:
 
 
 def check_positive(name: str, value: object) -> None:
-    """Raises ValueError for a number that is not above 0; accepts every traced value."""
+    """Raises ValueError if a number is not above 0; traced values are not checked."""
     if isinstance(value, Real) and not float(value) > 0:
         raise ValueError(f"{name} is {value}; it must be above 0")
 
 
 def check_maps(name: str, weights: object, sizes: dict[str, tuple[int | None, int | None]]) -> None:
-    """Checks that a dictionary of weights holds affine maps with the given (inputs, outputs).
+    """Checks that a dictionary of weights contains linear layers with the given sizes.
 
     Args:
         name: the name of the dictionary in error messages.
-        weights: {map: {"kernel": [inputs, outputs], …}}.
-        sizes: (inputs, outputs) of each required map; None stands for any size.
+        weights: {name of a layer: {"kernel": [inputs, outputs], …}}.
+        sizes: (inputs, outputs) of each required layer; None allows any size.
 
     Raises:
-        ValueError: a map or its kernel is missing, or has another shape.
-        TypeError: the weights are not a dictionary.
+        ValueError: A layer or its kernel is missing, or a kernel has a wrong shape.
+        TypeError: `weights` is not a dictionary.
     """
     if not isinstance(weights, Mapping):
-        raise TypeError(f"{name} is a {type(weights).__name__}; it must be a dictionary of maps")
+        raise TypeError(
+            f"{name} is a {type(weights).__name__}; it must be a dictionary of linear layers"
+        )
     for key, wanted in sizes.items():
         kernel = weights.get(key)
         kernel = kernel.get("kernel") if isinstance(kernel, Mapping) else None
@@ -119,18 +125,25 @@ def check_maps(name: str, weights: object, sizes: dict[str, tuple[int | None, in
         )
         if not fits:
             form = ", ".join("any" if want is None else str(want) for want in wanted)
-            raise ValueError(f"{name}[{key!r}]['kernel'] is {shape}; it must be [{form}]")
+            raise ValueError(
+                f"{name}[{key!r}]['kernel'] has shape {shape}; the shape must be [{form}]"
+            )
 
 
 def _alternatives(annotation: Any) -> tuple:
-    """Returns the types that an annotation allows; arrays may be NumPy arrays."""
-    is_union = get_origin(annotation) in (Union, UnionType)
-    found = get_args(annotation) if is_union else (annotation,)
+    """Returns the types that an annotation allows, with NumPy arrays for JAX arrays."""
+    found = _members(annotation)
     return tuple(x.dtype[Any, x.dim_str] if isinstance(x, _ArrayHint) else x for x in found)
 
 
+def _members(annotation: Any) -> tuple:
+    """Returns the members of a union, or the annotation itself."""
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
 def _types(alternatives: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the types for isinstance; those of numbers and flags include NumPy's."""
+    """Returns the types for isinstance, with NumPy's types for numbers and flags."""
     return tuple(kind for hint in alternatives for kind in _ALSO.get(hint, (hint,)))
 
 
@@ -148,7 +161,8 @@ def _refusal(name: str, value: object, hints: tuple, fitting: list[str]) -> Exce
 
 
 def _form(array: Any) -> str:
-    kind = getattr(array, "dtype", type(array).__name__)  # a kernel value has no dtype
+    # An instance of the class `Kernel` has a shape, but no dtype.
+    kind = getattr(array, "dtype", type(array).__name__)
     return f"{kind} [{', '.join(map(str, array.shape))}]"
 
 

@@ -1,4 +1,4 @@
-"""Dropout, the only randomness of a forward pass; it requires a key."""
+"""Dropout, the only random operation of a forward pass."""
 
 import jax
 import jax.numpy as jnp

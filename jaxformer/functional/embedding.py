@@ -1,5 +1,6 @@
-"""The beginning of a model: token ids to vectors."""
+"""Embeddings, which convert token ids or float features to vectors."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import jax
@@ -7,50 +8,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.dropout import dropout
+from jaxformer.functional.hooks import HookPoints
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.norms import Norm
+from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.linear.kernels import Int8Table
 from jaxformer.functional.placement import Placement
 from jaxformer.functional.positions import sinusoidal_positions
 from jaxformer.functional.symbolic import nan_if_longer
-from jaxformer.functional.taps import Tap
 from jaxformer.functional.trees import Weights
-
-
-def init_embedding(
-    key: PRNGKeyArray,
-    vocab_size: int,
-    dim: int,
-    *,
-    stddev: float = 0.02,
-    learned_positions: int = 0,
-    token_types: int = 0,
-) -> Weights:
-    """Returns tables of vectors for tokens and, if asked for, for positions and token types.
-
-    Token vectors are N(0, stddev²), the rest N(0, 0.02²). A stddev of 0.02 (GPT-2) suits vectors
-    that a norm follows. Without a norm 1/√dim suits logits, and the first kernel of a recurrent
-    model compensates for it (`models.builders.recurrent`): with 0.02 an LSTM barely starts to
-    learn.
-
-    Args:
-        key: a random key.
-        vocab_size: number of token vectors.
-        dim: number of features.
-        stddev: standard deviation of the token vectors.
-        learned_positions: number of position vectors.
-        token_types: number of vectors for types of tokens.
-    """
-    tokens, positions = jax.random.split(key)
-    weights = {"tokens": stddev * jax.random.normal(tokens, (vocab_size, dim), jnp.float32)}
-    if learned_positions:
-        weights["positions"] = 0.02 * jax.random.normal(
-            positions, (learned_positions, dim), jnp.float32
-        )
-    if token_types:
-        types = jax.random.fold_in(positions, 1)
-        weights["token_types"] = 0.02 * jax.random.normal(types, (token_types, dim), jnp.float32)
-    return weights
 
 
 def embed_tokens(
@@ -59,9 +25,9 @@ def embed_tokens(
     dtype: DTypeLike,
     placement: Placement,
 ) -> Float[Array, "batch length dim"]:
-    """Looks up token vectors [*batch, length, dim] of ids; vectors instead of ids are only cast.
+    """Looks up the token vectors [*batch, length, dim] of ids; float inputs are only cast.
 
-    The vector of an id outside the table is NaN, never another token's.
+    The vector of an id outside the table is NaN.
     """
     if jnp.issubdtype(tokens.dtype, jnp.integer):
         return _look_up(weights["tokens"], tokens, dtype, placement)
@@ -71,15 +37,15 @@ def embed_tokens(
 def add_token_types(
     weights: Weights,
     x: Float[Array, "batch length dim"],
-    token_types: Int[Array, "batch length"] | None,
+    token_type_ids: Int[Array, "batch length"] | None,
     placement: Placement,
 ) -> Float[Array, "batch length dim"]:
-    """Adds the vector of each token's type, if the weights have types; None: all types are 0."""
+    """Adds the vector of each token's type, if the weights have token types."""
     if "token_types" not in weights:
         return x
-    if token_types is None:
+    if token_type_ids is None:
         return x + weights["token_types"][0].astype(x.dtype)
-    return x + _look_up(weights["token_types"], token_types, x.dtype, placement)
+    return x + _look_up(weights["token_types"], token_type_ids, x.dtype, placement)
 
 
 def _look_up(
@@ -89,7 +55,8 @@ def _look_up(
     placement: Placement,
 ) -> Float[Array, "*batch dim"]:
     in_table = (index >= 0) & (index < table.shape[0])
-    index = jnp.where(in_table, index, table.shape[0])  # jnp.take wraps a negative index
+    # `jnp.take` would count a negative index from the end of the table.
+    index = jnp.where(in_table, index, table.shape[0])
 
     def take(index: Int[Array, "*batch"]) -> Float[Array, "*batch dim"]:
         if isinstance(table, Int8Table):
@@ -100,24 +67,25 @@ def _look_up(
 
 
 def without_padding(
-    x: Shaped[Array, "batch length dim"], segments: Int[Array, "batch length"] | None
+    x: Shaped[Array, "batch length dim"], segment_ids: Int[Array, "batch length"] | None
 ) -> Shaped[Array, "batch length dim"]:
-    """Zeroes x where segments are 0, so that padding influences no output; None: no padding."""
-    return x if segments is None else jnp.where((segments != 0)[..., None], x, 0)
+    """Zeroes x at padding (segment id 0), so that padding does not influence any output."""
+    return x if segment_ids is None else jnp.where((segment_ids != 0)[..., None], x, 0)
 
 
 def embedding_stddev(dim: int, *, is_scaled: bool = False, passes_on: bool = False) -> float:
-    """Returns the standard deviation of token vectors.
+    """Returns the initial standard deviation of input vectors.
 
-    0.02 suits vectors that are normalized or added to a residual. Otherwise (`passes_on`), and if
-    the vectors are multiplied by √dim, it is 1/√dim, which gives logits of size 1.
+    The standard deviation is 1/√dim for vectors that are multiplied by √dim (`is_scaled`), and in
+    models with neither a residual stream nor norms (`passes_on`). Otherwise it is 0.02. With
+    1/√dim, logits have a magnitude of about 1.
     """
     return dim**-0.5 if is_scaled or passes_on else 0.02
 
 
 @dataclass(frozen=True)
 class LearnedPositions:
-    """A table of position vectors.
+    """Learned position vectors.
 
     Attributes:
         length: the number of positions.
@@ -131,19 +99,19 @@ class LearnedPositions:
         self,
         tables: Weights,
         x: Float[Array, "batch length dim"],
-        positions: Int[Array, "*rows length"],
+        positions: Int[Array, "*position_batch length"],
         placement: Placement,
     ) -> Float[Array, "batch length dim"]:
-        """Adds the vectors of the positions; NaN outside the table."""
+        """Adds the vectors of the positions; positions outside the table give NaN."""
         return x + _look_up(tables["positions"], positions + self.offset, x.dtype, placement)
 
 
 @dataclass(frozen=True)
 class SinusoidalPositions:
-    """Sines and cosines of the positions; see `positions.sinusoidal_positions`.
+    """Sinusoidal position vectors; see `positions.sinusoidal_positions`.
 
     Attributes:
-        halves: whether all sines come first.
+        halves: whether all sines precede all cosines.
     """
 
     halves: bool = False
@@ -152,7 +120,7 @@ class SinusoidalPositions:
         self,
         tables: Weights,
         x: Float[Array, "batch length dim"],
-        positions: Int[Array, "*rows length"],
+        positions: Int[Array, "*position_batch length"],
         placement: Placement,
     ) -> Float[Array, "batch length dim"]:
         """Adds the vectors of the positions."""
@@ -161,23 +129,107 @@ class SinusoidalPositions:
 
 
 @dataclass(frozen=True)
-class Embedding:
-    """Token vectors, plus positions and types, and their norm.
+class InputVectors(ABC):
+    """Base class of layers that convert the inputs of a model to vectors.
+
+    Subclasses are frozen dataclasses with hashable fields. `Embedding` adds positions, and applies
+    the norm and dropout.
+    """
+
+    @abstractmethod
+    def init(self, key: PRNGKeyArray, dim: int, stddev: float) -> Weights:
+        """Returns initial weights.
+
+        Args:
+            key: a random key.
+            dim: number of features of a vector.
+            stddev: standard deviation of the features of the vectors.
+        """
+
+    @abstractmethod
+    def __call__(
+        self, weights: Weights, inputs: Inputs, dtype: DTypeLike, placement: Placement
+    ) -> Float[Array, "batch length dim"]:
+        """Computes the vectors of `inputs.tokens` in `dtype`; padding may have any vector."""
+
+    def units(self) -> tuple[int, ...]:
+        """Returns the sizes of axes that tensor parallelism splits, such as the vocabulary."""
+        return ()
+
+
+@dataclass(frozen=True)
+class TokenVectors(InputVectors):
+    """A table of vectors, one for each token id.
 
     Attributes:
-        vocab_size: number of token vectors.
-        dim: number of features.
-        max_length: the most tokens of a row.
+        vocab_size: number of token ids.
+    """
+
+    vocab_size: int
+
+    def init(self, key: PRNGKeyArray, dim: int, stddev: float) -> Weights:
+        """Returns initial token vectors from N(0, stddev²).
+
+        A stddev of 0.02 (GPT-2) suits models with norms. Without a norm, a stddev of 1/√dim gives
+        logits with a magnitude of about 1. With a stddev of 0.02, an LSTM barely starts to learn.
+        `models.builders.recurrent` therefore uses 1/√dim, and enlarges the first layer's input
+        kernel.
+        """
+        return {"tokens": stddev * jax.random.normal(key, (self.vocab_size, dim), jnp.float32)}
+
+    def __call__(
+        self, weights: Weights, inputs: Inputs, dtype: DTypeLike, placement: Placement
+    ) -> Float[Array, "batch length dim"]:
+        """See `embed_tokens`."""
+        return embed_tokens(weights, inputs.tokens, dtype, placement)
+
+    def units(self) -> tuple[int, ...]:
+        """Returns the vocabulary size."""
+        return (self.vocab_size,)
+
+
+@dataclass(frozen=True)
+class FeatureVectors(InputVectors):
+    """A linear layer for float features, such as audio frames or image patches.
+
+    Attributes:
+        num_features: number of input features per position.
+    """
+
+    num_features: int
+
+    def init(self, key: PRNGKeyArray, dim: int, stddev: float) -> Weights:
+        """Returns W from N(0, stddev² / num_features), and b = 0.
+
+        Input features of variance 1 give vectors with standard deviation `stddev`.
+        """
+        return init_linear(key, self.num_features, dim, stddev=stddev / self.num_features**0.5)
+
+    def __call__(
+        self, weights: Weights, inputs: Inputs, dtype: DTypeLike, placement: Placement
+    ) -> Float[Array, "batch length dim"]:
+        """Computes x W + b. Padding in x is set to 0, because W's gradient contains x."""
+        return linear(weights, without_padding(inputs.tokens, inputs.segment_ids).astype(dtype))
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Embedding of a model: input vectors plus position and type vectors, then a norm.
+
+    Attributes:
+        vectors: the layer from inputs to vectors.
+        dim: number of features of a vector.
+        max_length: maximum number of tokens per sequence.
         positions: position vectors, or None.
-        num_token_types: number of vectors for types of tokens.
+        num_token_types: number of token types.
         norm: the norm of the sum, or None.
-        is_scaled: whether token vectors are multiplied by √dim (Vaswani et al. 2017, §3.4).
-        stddev: standard deviation of the token vectors at initialization.
+        is_scaled: whether the vectors are multiplied by √dim (Vaswani et al. 2017, §3.4).
+        stddev: standard deviation of the vectors at initialization.
         dtype: dtype of the vectors.
         dropout: dropout rate.
     """
 
-    vocab_size: int
+    vectors: InputVectors
     dim: int
     max_length: int
     positions: LearnedPositions | SinusoidalPositions | None = None
@@ -188,17 +240,17 @@ class Embedding:
     dtype: str = "float32"
     dropout: float = 0.0
 
-    def init_tables(self, key: PRNGKeyArray) -> Weights:
-        """Returns the tables of vectors."""
-        learned = self.positions if isinstance(self.positions, LearnedPositions) else None
-        return init_embedding(
-            key,
-            self.vocab_size,
-            self.dim,
-            stddev=self.stddev,
-            learned_positions=0 if learned is None else learned.length + learned.offset,
-            token_types=self.num_token_types,
-        )
+    def init(self, key: PRNGKeyArray) -> Weights:
+        """Returns the initial weights, with position and type vectors from N(0, 0.02²)."""
+        key, positions = jax.random.split(key)
+        weights = dict(self.vectors.init(key, self.dim, self.stddev))
+        if isinstance(self.positions, LearnedPositions):
+            size = self.positions.length + self.positions.offset, self.dim
+            weights["positions"] = 0.02 * jax.random.normal(positions, size, jnp.float32)
+        if self.num_token_types:
+            size, types = (self.num_token_types, self.dim), jax.random.fold_in(positions, 1)
+            weights["token_types"] = 0.02 * jax.random.normal(types, size, jnp.float32)
+        return weights
 
     def __call__(
         self,
@@ -206,29 +258,29 @@ class Embedding:
         inputs: Inputs,
         positions: Int[Array, "*batch length"],
         dropout_key: PRNGKeyArray | None,
-        tap: Tap,
+        hook: HookPoints,
     ) -> Float[Array, "batch length dim"]:
-        """Computes the vectors of tokens. Padding is zero before the norm.
+        """Computes the vectors of the inputs. Before the norm, vectors at padding are set to 0.
 
-        If the number of tokens is a symbol that turns out to be above `max_length`, the vectors
-        are NaN.
+        If the length is symbolic and exceeds `max_length` at run time, the vectors are NaN.
 
         Args:
-            weights: those of the model, with the tables in "embedding".
-            inputs: the tokens.
-            positions: their positions.
+            weights: the weights of the model, with the embedding in "embedding".
+            inputs: the tokens or features.
+            positions: the positions of the tokens.
             dropout_key: a random key, for training.
-            tap: see `functional.taps`.
+            hook: see `functional.hooks`.
         """
-        tables, placement = weights["embedding"], tap.placement
-        x = embed_tokens(tables, inputs.tokens, self.dtype, placement)
-        if inputs.segments is None:  # documents may be shorter than their row
+        tables, placement = weights["embedding"], hook.placement
+        x = self.vectors(tables, inputs, self.dtype, placement)
+        # With packed documents, the limit applies to each document and not to the sequence.
+        if inputs.segment_ids is None:
             x = nan_if_longer(x, x.shape[1], self.max_length)
         if self.is_scaled:
             x = x * jnp.asarray(self.dim**0.5, x.dtype)
         if self.positions is not None:
             x = self.positions.add(tables, x, positions, placement)
-        x = add_token_types(tables, x, inputs.token_types, placement)
-        x = without_padding(x, inputs.segments)
+        x = add_token_types(tables, x, inputs.token_type_ids, placement)
+        x = without_padding(x, inputs.segment_ids)
         x = x if self.norm is None else self.norm(weights["embedding_norm"], x)
-        return tap("embedding", dropout(dropout_key, x, self.dropout))
+        return hook("embedding", dropout(dropout_key, x, self.dropout))

@@ -1,4 +1,4 @@
-"""The values that a pass takes and returns: what is read, how it runs, and the result."""
+"""Arguments and results of a forward pass."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,40 +8,42 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from jaxformer.functional.hooks import NO_HOOKS, Hooks
 from jaxformer.functional.placement import OneDevice, Placement
-from jaxformer.functional.taps import NO_HOOKS, Hooks
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Inputs:
-    """What a model reads in one pass.
+    """Inputs of a forward pass.
 
     Attributes:
-        tokens: ids, int [batch, length], or embeddings, float [batch, length, dim].
-        segments: int [batch, length], 1, 1, 2, 2, … for packed documents, 0 for padding; None: one
-            document, or with a cache the current document of each row.
-        token_types: int [batch, length], for a model that has types; None: all 0.
-        source: ids, int [batch, source], or embeddings, float [batch, source, dim], for a model
-            that reads a source; None with a cache, which has read it.
-        source_segments: int [batch, source], 0 for padding; None: no padding.
+        tokens: ids, int [batch, length], or embeddings, float [batch, length, dim]. For an encoder
+            of float features: [batch, length, num_features].
+        segment_ids: int [batch, length], 1, 1, 2, 2, … for packed documents, 0 for padding. If
+            None, each sequence is one document or, with a cache, continues the current document.
+        token_type_ids: int [batch, length], for a model with token types; all 0 if None.
+        source: the tokens of the encoder, for an encoder-decoder without a cache. With a cache, the
+            model reads the cached keys and values of the source instead.
+        source_segment_ids: int [batch, source], 0 for padding; None without padding.
     """
 
-    # Not annotated as arrays: before the checks they may be lists, and JAX fills in placeholders.
+    # The arrays have the type `Any`, because callers may pass lists, and because JAX also fills
+    # these fields with placeholders.
     tokens: Any
-    segments: Any = None
-    token_types: Any = None
+    segment_ids: Any = None
+    token_type_ids: Any = None
     source: Any = None
-    source_segments: Any = None
+    source_segment_ids: Any = None
 
-    def of_source(self) -> "Inputs":
-        """Returns the source as the inputs of an encoder."""
-        return Inputs(self.source, self.source_segments)
+    def source_inputs(self) -> "Inputs":
+        """Returns the inputs of the encoder: the source and its segment ids."""
+        return Inputs(self.source, self.source_segment_ids)
 
 
 @runtime_checkable
 class ExecutionOptions(Protocol):
-    """How models run; see `models.config.Execution`."""
+    """Interface of execution options; see `models.config.Execution`."""
 
     @property
     def attention(self) -> str:
@@ -49,7 +51,7 @@ class ExecutionOptions(Protocol):
 
     @property
     def remat(self) -> str:
-        """What the backward pass recomputes."""
+        """The rematerialization policy of the backward pass."""
 
     def scans(self, num_layers: int, few_tokens: bool) -> bool:
         """Returns whether a scan runs the layers."""
@@ -58,17 +60,19 @@ class ExecutionOptions(Protocol):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Run:
-    """How a pass runs; apart from dropout and hooks it does not change the result.
+    """Options of a forward pass.
+
+    Only `dropout_key` and `hooks` change the result.
 
     Attributes:
         execution: the implementation of attention, the loop over layers and the rematerialization
             (`models.config.Execution`).
-        dropout_key: a random key, which means training; None: no dropout.
-        hooks: points to capture and patch.
-        placement: where the values lie on devices.
-        is_first: whether the cache is empty. Many new tokens then attend to each other only; few of
-            them read the slots anyway.
-        keeps_states: whether the cache keeps the states after each token of the pass.
+        dropout_key: a random key for dropout in training; None disables dropout.
+        hooks: hook points to capture and patch.
+        placement: how values are sharded over devices.
+        is_first: whether the cache is empty. With an empty cache, a pass over more than a few
+            tokens computes attention without reading the cache.
+        keeps_states: whether the cache stores recurrent states after each token of the pass.
     """
 
     execution: ExecutionOptions = field(metadata={"static": True})
@@ -78,22 +82,22 @@ class Run:
     is_first: bool = field(default=False, metadata={"static": True})
     keeps_states: bool = field(default=False, metadata={"static": True})
 
-    def of_encoder(self, prefix: str, dropout_key: PRNGKeyArray | None) -> "Run":
-        """Returns the run of an encoder, whose points have names that start with `prefix`."""
+    def for_encoder(self, prefix: str, dropout_key: PRNGKeyArray | None) -> "Run":
+        """Returns the options for an encoder whose hook point names start with `prefix`."""
         hooks = self.hooks.within(prefix)
         return replace(self, dropout_key=dropout_key, hooks=hooks)
 
 
 class Forward(NamedTuple):
-    """Result of a pass.
+    """Result of a forward pass.
 
     Attributes:
-        hidden: the input of the head.
-        captured: {name: value} for the captured points. Values from points inside the layers have
-            the layer as their first axis.
-        cache: the cache after these tokens; None if the pass had none.
+        hidden: the input of the output head.
+        captured: {name: value} for the captured hook points. Values from hook points inside layers
+            have the layer as first axis.
+        cache: the cache after these tokens; None without a cache.
         auxiliary: sums over the layers for the objective, by name; see `layers.sublayer.Output`.
-        states: the state of each layer after the tokens, by the names of its sub-layers.
+        states: for each layer, {name of a sub-layer: state after the tokens}.
     """
 
     hidden: Float[Array, "batch length dim"]

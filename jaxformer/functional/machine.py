@@ -1,4 +1,4 @@
-"""The machine that a program is compiled for."""
+"""The platform for which a program is compiled."""
 
 from functools import cache
 from pathlib import Path
@@ -7,7 +7,7 @@ import jax
 
 
 def platform() -> str:
-    """Returns the target platform: that of the mesh in context, otherwise `jax.default_backend()`.
+    """Returns the platform of the mesh in context, otherwise `jax.default_backend()`.
 
     The mesh may describe absent devices.
     """
@@ -16,22 +16,22 @@ def platform() -> str:
 
 
 def gpu_generation() -> int:
-    """Returns the major compute capability of NVIDIA's GPUs, 9 for Hopper; 0 for other platforms.
+    """Returns the major compute capability of NVIDIA GPUs, such as 9 for Hopper; otherwise 0.
 
-    The GPUs of a mesh that describes absent devices are H100, or their generation is 0.
+    For a mesh of absent devices, the function returns 9 for H100 and 0 for other GPUs.
     """
     absent = jax.sharding.get_abstract_mesh().abstract_device
     if jax.default_backend() == "gpu":
         major = jax.local_devices()[0].compute_capability.split(".")[0]
-        return int(major) if major.isdecimal() else 0  # AMD's are gfx90a and so on
+        return int(major) if major.isdecimal() else 0  # AMD GPUs have names such as gfx90a.
     return 9 if absent is not None and "H100" in absent.device_kind else 0
 
 
 def multiplies_bfloat16() -> bool:
     """Returns whether the platform is a CPU that multiplies bfloat16 faster than float32.
 
-    These are CPUs with AMX (Intel) and AMD's with AVX-512 BF16. Intel's with AVX-512 BF16 alone
-    have not been measured.
+    True for Intel CPUs with AMX and for AMD CPUs with AVX-512 BF16. Intel CPUs with AVX-512 BF16
+    but without AMX have not been measured.
     """
     return platform() == "cpu" and _cpu_multiplies_bfloat16()
 

@@ -1,8 +1,8 @@
-"""What every model is: an embedding, a stack of layers and a head.
+"""The forward pass of every model: an embedding, a stack of layers and a head.
 
     tokens → embedding + position → layers → norm → logits
 
-With an encoder, the layers also read its result for a source, which the cache keeps.
+A model with an encoder also attends to a source, whose keys and values a cache stores.
 
 Reference:
     Notes, lecture 11 §6; lecture 13 §1–5.
@@ -19,10 +19,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.key_values import Cache, CacheSize, init_cache
+from jaxformer.functional.cache.key_values import Cache, CacheSize, empty_cache
 from jaxformer.functional.embedding import Embedding
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.layers.layer import input_dims, sublayers_of
+from jaxformer.functional.layers.layer import input_dims, list_sublayers
 from jaxformer.functional.layers.sublayer import Start
 from jaxformer.functional.outputs import Head, Pooler, Transform, head, pack_kernels
 from jaxformer.functional.stack import Stack, run_stack
@@ -30,21 +30,22 @@ from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Initializers, Weights, split_key
 
-PREFIX = "encoder."  # of the names of the encoder's points
+# The prefix of the names of the encoder's hook points.
+PREFIX = "encoder."
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model as a value.
+    """Architecture of a model: an embedding, a stack and a head, without weights.
 
     Attributes:
-        embedding: the embedding of its tokens.
-        stack: its layers.
-        head: the map to logits; None for an encoder whose output a decoder reads.
-        generates: whether it is autoregressive.
-        encoder: the encoder of its source, or None.
-        shares_embedding: whether the encoder's token vectors are those of the decoder.
-        transform: the layer of BERT between the last norm and the head; None: there is none.
+        embedding: the embedding of tokens or features.
+        stack: the layers.
+        head: the output head; None for an encoder inside an encoder-decoder.
+        generates: whether the model is autoregressive.
+        encoder: the encoder of the source, or None.
+        shares_embedding: whether encoder and decoder share the token vectors.
+        transform: BERT's layer between the last norm and the head, or None.
         pooler: the pooler of an encoder, or None.
     """
 
@@ -64,27 +65,27 @@ class Model:
 
     @property
     def masks(self) -> tuple[Mask, ...]:
-        """The mask of each sub-layer that reads other tokens."""
+        """The masks of all sub-layers that have a mask."""
         return self.stack.masks
 
     @cached_property
-    def layer_points(self) -> tuple[str, ...]:
-        """The points inside the layers; captured values have the layer as their first axis."""
-        encoder = () if self.encoder is None else self.encoder.layer_points
-        return (*(PREFIX + name for name in encoder), *self.stack.points)
+    def layer_hook_points(self) -> tuple[str, ...]:
+        """The hook points inside layers; captured values have the layer as first axis."""
+        encoder = () if self.encoder is None else self.encoder.layer_hook_points
+        return (*(PREFIX + name for name in encoder), *self.stack.hook_points)
 
     @cached_property
-    def points(self) -> tuple[str, ...]:
-        """The names of the points to capture or patch, in the order of computation."""
-        encoder = () if self.encoder is None else self.encoder.points
-        own = ("embedding", *self.stack.points, "final_norm")
+    def hook_points(self) -> tuple[str, ...]:
+        """The names of all hook points, in order of computation."""
+        encoder = () if self.encoder is None else self.encoder.hook_points
+        own = ("embedding", *self.stack.hook_points, "final_norm")
         return (*(PREFIX + name for name in encoder), *own)
 
     @cached_property
     def initializers(self) -> Initializers:
-        """{name: initializer of a part of the weights}, each a pure function of a key."""
+        """The functions that initialize the parts of the weights from a random key, by name."""
         embedding, stack, dim = self.embedding, self.stack, self.stack.dims[-1]
-        parts: Initializers = {"embedding": embedding.init_tables, "blocks": stack.init}
+        parts: Initializers = {"embedding": embedding.init, "blocks": stack.init}
         if (embedding_norm := embedding.norm) is not None:
             parts["embedding_norm"] = lambda key: embedding_norm.init(embedding.dim)
         if (final_norm := stack.final_norm) is not None:
@@ -98,7 +99,7 @@ class Model:
         return parts | ({} if self.head is None else self.head.initializers())
 
     def _init_encoder(self, key: PRNGKeyArray) -> Weights:
-        """Returns the encoder's weights, without token vectors if it shares the decoder's."""
+        """Returns the encoder's weights, without token vectors that the decoder shares."""
         parts = {} if self.encoder is None else self.encoder.initializers
         keys = jax.random.split(key, len(parts))
         tree = {name: init(key) for (name, init), key in zip(parts.items(), keys, strict=True)}
@@ -113,47 +114,51 @@ class Model:
     ) -> Forward:
         """Computes the input of the head [batch, length, dim].
 
-        Invalid rows become NaN (see `mask_invalid_rows`): a write beyond the capacity has
-        overwritten the last slots, and its result must not look valid.
+        Invalid batch elements become NaN (see `mask_invalid_sequences`). For example, a write
+        beyond the capacity overwrites the last slots of the cache, and the result must not look
+        valid.
 
         Args:
-            weights: those of `initializers`.
-            inputs: the tokens and, without a cache, the sources that they read.
+            weights: the weights of the model; see `initializers`.
+            inputs: the tokens; if `cache` is None, also the sources.
             run: the execution, the dropout key and the hooks of the pass.
-            cache: the cache of earlier tokens; None: the tokens are complete sequences.
+            cache: the cache of earlier tokens; if None, the tokens are complete sequences.
         """
         source_key, embed_key, *layer_keys = split_key(run.dropout_key, 2 + self.num_layers)
         encoded = after = states = None
         if self.encoder is not None and cache is None:
-            encoded = self.encode(weights, inputs.of_source(), run.of_encoder(PREFIX, source_key))
-        run = replace(run, placement=run.placement.of_stack(self.stack.units))
+            encoded = self.encode(
+                weights, inputs.source_inputs(), run.for_encoder(PREFIX, source_key)
+            )
+        run = replace(run, placement=run.placement.for_stack(self.stack.units))
         if cache is None:
-            tokens = Tokens.of_sequences(inputs, run, encoded)
+            tokens = Tokens.from_sequences(inputs, run, encoded)
         else:
-            (tokens, after), states = Tokens.of_cache(inputs, cache, run), cache.current_states
-        tap = tokens.tap(run.hooks)
-        x = self.embedding(weights, inputs, tokens.new.positions, embed_key, tap)
+            (tokens, after), states = Tokens.from_cache(inputs, cache, run), cache.current_states
+        hook = tokens.hook(run.hooks)
+        x = self.embedding(weights, inputs, tokens.new.positions, embed_key, hook)
         passed = run_stack(self.stack, weights, x, tokens, states, layer_keys)
-        x = tap("final_norm", self.stack.finish(weights, passed.hidden))
+        x = hook("final_norm", self.stack.finish(weights, passed.hidden))
         x = self.transformed(weights, x)
-        of_source = {} if encoded is None else encoded.captured
-        captured = {**of_source, **tap.captured, **passed.captured}
+        source_inputs = {} if encoded is None else encoded.captured
+        captured = {**source_inputs, **hook.captured, **passed.captured}
         if cache is not None and after is not None:
-            # Its tables are those after the new tokens already.
+            # `after` already contains the new tokens, but not yet their states.
             after = after.with_states(passed.states, tokens.new if run.keeps_states else None)
-            x = mask_invalid_rows(x, cache, after, self.masks)
+            x = mask_invalid_sequences(x, cache, after, self.masks)
         return passed._replace(hidden=x, captured=captured, cache=after)
 
     def encode(self, weights: Weights, source: Inputs, run: Run) -> Forward:
         """Encodes a source."""
         if self.encoder is None:
-            raise ValueError("source was given; this model reads none")
+            raise ValueError("source is not accepted, because this model does not have an encoder")
         own = weights["encoder"]
-        tables = {"tokens": weights["embedding"]["tokens"], **own.get("embedding", {})}
-        encoded = self.encoder.forward({**own, "embedding": tables}, source, run)
+        shared = {"tokens": weights["embedding"]["tokens"]} if self.shares_embedding else {}
+        embedding = {**shared, **own.get("embedding", {})}
+        encoded = self.encoder.forward({**own, "embedding": embedding}, source, run)
         captured = {PREFIX + name: x for name, x in encoded.captured.items()}
         length, most = encoded.hidden.shape[1], self.encoder.embedding.max_length
-        hidden = nan_if_longer(encoded.hidden, length, most)  # padding counts too
+        hidden = nan_if_longer(encoded.hidden, length, most)  # Padding counts too.
         return encoded._replace(hidden=hidden, captured=captured)
 
     def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
@@ -163,52 +168,54 @@ class Model:
     def transformed(
         self, weights: Weights, x: Float[Array, "*batch dim"]
     ) -> Float[Array, "*batch dim"]:
-        """Applies BERT's map in front of the head, if there is one."""
+        """Applies the layer `transform` to x; returns x if `transform` is None."""
         return x if self.transform is None else self.transform(weights, x)
 
-    def start(
+    def init_cache(
         self, weights: Weights, source: Inputs | None, run: Run, size: CacheSize
     ) -> tuple[Cache, dict[str, Array]]:
-        """Returns (the cache of rows that have read only their source, captured values of it).
+        """Returns (cache, captured): a cache without tokens, and the encoder's captured values.
+
+        The cache holds the keys and values of the sources, if any.
 
         Raises:
-            ValueError: there is no source, but the model reads one; or a sub-layer reads other
-                tokens and keeps nothing of them.
+            ValueError: `source` is None, but the model has an encoder; or a sub-layer reads
+                other tokens, but defines neither keys and values nor a state to cache.
         """
         dtype, captured = self.embedding.dtype, {}
         start = Start(size.batch_size, self.embedding.dim, dtype, placement=run.placement)
         if self.encoder is not None:
             if source is None:
-                raise ValueError("source is None; this model reads one")
-            encoded = self.encode(weights, source, run.of_encoder(PREFIX, None))
-            info = TokenInfo(encoded.hidden.shape[1], None, source.segments)
+                raise ValueError("source is None, but this model has an encoder and needs a source")
+            encoded = self.encode(weights, source, run.for_encoder(PREFIX, None))
+            info = TokenInfo(encoded.hidden.shape[1], None, source.segment_ids)
             start, captured = start._replace(source=info, encoded=encoded), encoded.captured
         trees = self.stack.layer_trees(weights["blocks"])
         states = [self._kept(number, tree, start) for number, tree in enumerate(trees)]
-        return init_cache(states, size, dtype, start.source), captured
+        return empty_cache(states, size, dtype, start.source), captured
 
     def _kept(self, number: int, weights: Weights, start: Start) -> dict[str, Any]:
-        """Returns what the sub-layers of a layer keep, by name; see `init_cache`."""
+        """Returns {name of a sub-layer: size or initial state} for a layer; see `empty_cache`."""
         layer, kept = self.stack.layers[number], {}
         dims = input_dims(layer, self.stack.dims[number])
-        for sublayer in sublayers_of(layer):
+        for sublayer in list_sublayers(layer):
             own, here = weights[sublayer.name], start._replace(dim=dims[sublayer.name])
-            state = sublayer.slot_size() or sublayer.init_state(own, here)
+            state = sublayer.key_value_size() or sublayer.init_state(own, here)
             if state is not None:
                 kept[sublayer.name] = state
             elif sublayer.rule() is not None:
                 raise ValueError(
-                    f"layer {number}: the sub-layer {sublayer.name!r} reads other tokens and keeps "
-                    "no state between passes, so it cannot decode; define its init_state"
+                    f"layer {number}: the sub-layer {sublayer.name!r} reads other tokens, but "
+                    "does not define a state for decoding; define its init_state method"
                 )
         return kept
 
-    def prepare(self, weights: Weights, parts: int = 1) -> Weights:
+    def pack_weights(self, weights: Weights, parts: int = 1) -> Weights:
         """Repacks the weights for decoding.
 
-        It casts the tables of vectors to the compute dtype, unstacks the layers, prepares each
-        sub-layer, and packs the kernels and the head (see `pack_kernels`). An encoder's weights are
-        unchanged, because it takes few, large steps.
+        The embedding is cast to the compute dtype, the layers are unstacked, each sub-layer repacks
+        its weights, and `pack_kernels` packs the kernels and the head. The weights of an encoder
+        stay unchanged, because an encoder runs only a few times, for many tokens at once.
         """
         dtype = self.embedding.dtype
         tables = weights["embedding"].items()
@@ -216,19 +223,20 @@ class Model:
             **weights,
             "embedding": {name: table.astype(dtype) for name, table in tables},
             "blocks": [
-                pack_kernels(layer, dtype, parts) for layer in self.stack.prepare(weights["blocks"])
+                pack_kernels(layer, dtype, parts)
+                for layer in self.stack.pack_weights(weights["blocks"])
             ],
             "head": pack_kernels(head(weights), dtype, parts),
         }
 
 
-def mask_invalid_rows(
+def mask_invalid_sequences(
     x: Float[Array, "batch length dim"], before: Cache, after: Cache, masks: tuple[Mask, ...]
 ) -> Float[Array, "batch length dim"]:
-    """Replaces invalid rows by NaN.
+    """Replaces the output of invalid batch elements by NaN.
 
-    A row is invalid if it exceeds the cache's capacity, was rewound by too many tokens, or starts
-    or ends inside a prefix that must be read in one call.
+    A batch element is invalid if it exceeds the cache's capacity or was rewound by too many tokens.
+    It is also invalid if the call starts or ends inside a prefix that must be read in one call.
     """
     least = max((mask.minimum_prefill for mask in masks), default=1)
     old, new = before.cursor.position, after.cursor.position
@@ -240,6 +248,6 @@ def mask_invalid_rows(
 
 @cache
 def weight_shapes(model: Model) -> Mapping[str, Any]:
-    """Returns the shapes of the weights, {name of a part: shapes}."""
+    """Returns {name of a part of the weights: tree of shapes}."""
     key = jax.random.key(0)
     return {name: jax.eval_shape(init, key) for name, init in model.initializers.items()}

@@ -1,4 +1,4 @@
-"""The end of a model: hidden states to logits, or to one vector for each row."""
+"""Output heads: hidden states to logits, or to one vector per sequence."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,20 +8,20 @@ from jaxtyping import Array, DTypeLike, Float, Int
 
 from jaxformer.functional.layers.feedforward import activate
 from jaxformer.functional.layers.norms import Norm
-from jaxformer.functional.linear.affine import init_linear, linear, map_kernels, soft_cap
+from jaxformer.functional.linear.affine import init_linear, linear, soft_cap, target_kernels
 from jaxformer.functional.linear.kernels import for_small_steps
 from jaxformer.functional.trees import Initializers, Weights
 
 
 @dataclass(frozen=True)
 class Head:
-    """The output map of a model, from hidden states to logits.
+    """Output head of a model, a linear layer from hidden states to logits.
 
     Attributes:
         vocab_size: number of logits.
         dim: number of features of a hidden state.
         is_tied: whether the kernel is the transposed table of token vectors.
-        use_bias: whether there is a bias.
+        use_bias: whether the head has a bias.
         softcap: soft cap of the logits, or None.
     """
 
@@ -32,7 +32,7 @@ class Head:
     softcap: float | None = None
 
     def initializers(self) -> Initializers:
-        """Returns the initializer of the head's own weights, {} if it has none."""
+        """Returns {"head": initializer}; {} for a tied head without bias."""
         size, use_bias = self.vocab_size, self.use_bias
         if not self.is_tied:
             return {"head": lambda key: init_linear(key, self.dim, size, use_bias=use_bias)}
@@ -48,35 +48,35 @@ def head(weights: Weights) -> Weights:
 def logits(
     weights: Weights, hidden: Float[Array, "*batch dim"], cap: float | None = None
 ) -> Float[Array, "*batch vocab"]:
-    """Computes hidden W + b in float32 [*batch, vocab], whatever the dtype of the activations.
+    """Computes hidden W + b in float32, also for activations of another dtype.
 
-    With a cap, the result is cap · tanh(y / cap) of these values y.
+    With a soft cap, each logit y is replaced by cap · tanh(y / cap).
     """
     return soft_cap(linear(head(weights), hidden, jnp.float32), cap)
 
 
 def pack_kernels(tree: Any, dtype: DTypeLike, parts: int) -> Any:
-    """Converts every affine map in a tree of weights to the layout for decoding.
+    """Packs the kernels of all linear layers in a tree of weights for decoding.
 
-    Kernels have the compute dtype. Biases and the scales of norms remain float32, as statistics and
-    logits are.
+    Kernels are cast to the compute dtype. Biases and norm weights remain float32, because norm
+    statistics and logits are float32.
 
     Args:
-        tree: weights.
+        tree: a tree of weights.
         dtype: the compute dtype.
-        parts: the number of parts of a packed kernel: that of cores that compute in parallel.
+        parts: the number of parts of a packed kernel, one per CPU core.
     """
-    return map_kernels(lambda kernel: for_small_steps(kernel, dtype, parts), tree)
+    return target_kernels(lambda kernel: for_small_steps(kernel, dtype, parts), tree)
 
 
 @dataclass(frozen=True)
 class Transform:
-    """BERT's map in front of the head, Norm(act(W x + b)).
+    """BERT's layer before the output head, Norm(act(W x + b)).
 
     Attributes:
         activation: the activation.
         norm: the norm, or None.
-        use_bias: whether there is b.
+        use_bias: whether the linear layer has a bias.
     """
 
     activation: str
@@ -84,7 +84,7 @@ class Transform:
     use_bias: bool = True
 
     def initializers(self, dim: int) -> Initializers:
-        """Returns {name: initializer of a part of the weights}."""
+        """Returns {name of a part of the weights: its initializer}."""
         parts: Initializers = {
             "transform": lambda key: init_linear(key, dim, dim, use_bias=self.use_bias)
         }
@@ -102,20 +102,20 @@ class Transform:
 
 @dataclass(frozen=True)
 class Pooler:
-    """One vector for each row, tanh(W h + b), and the classes that it predicts.
+    """BERT's pooler: one vector per sequence, tanh(W h + b), and an optional classifier.
 
-    h is the vector of the row's first token that is not padding.
+    Here h is the hidden state of the first token that is not padding.
 
     Attributes:
-        use_bias: whether there is b.
-        num_labels: number of classes; 0: there is no classifier.
+        use_bias: whether the linear layer has a bias.
+        num_labels: number of classes; 0 without a classifier.
     """
 
     use_bias: bool = True
     num_labels: int = 0
 
     def initializers(self, dim: int) -> Initializers:
-        """Returns {name: initializer of a part of the weights}."""
+        """Returns {name of a part of the weights: its initializer}."""
         parts: Initializers = {
             "pooler": lambda key: init_linear(key, dim, dim, use_bias=self.use_bias)
         }
@@ -127,19 +127,19 @@ class Pooler:
         self,
         weights: Weights,
         encoded: Float[Array, "batch length dim"],
-        segments: Int[Array, "batch length"] | None = None,
+        segment_ids: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch dim"]:
-        """Computes the vector of each row."""
+        """Computes the vector of each sequence."""
         is_first = jnp.zeros(encoded.shape[0], int)
-        first = is_first if segments is None else (segments != 0).argmax(axis=1)
-        rows = jnp.take_along_axis(encoded, first[:, None, None], axis=1)[:, 0]
-        return jnp.tanh(linear(weights["pooler"], rows))
+        first = is_first if segment_ids is None else (segment_ids != 0).argmax(axis=1)
+        first_vectors = jnp.take_along_axis(encoded, first[:, None, None], axis=1)[:, 0]
+        return jnp.tanh(linear(weights["pooler"], first_vectors))
 
     def classify(
         self,
         weights: Weights,
         encoded: Float[Array, "batch length dim"],
-        segments: Int[Array, "batch length"] | None = None,
+        segment_ids: Int[Array, "batch length"] | None = None,
     ) -> Float[Array, "batch labels"]:
-        """Computes float32 logits of each row's classes: an affine map of its vector."""
-        return linear(weights["classifier"], self(weights, encoded, segments), jnp.float32)
+        """Computes float32 logits of the classes of each sequence from its vector."""
+        return linear(weights["classifier"], self(weights, encoded, segment_ids), jnp.float32)

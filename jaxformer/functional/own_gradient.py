@@ -1,9 +1,10 @@
-"""Functions with a gradient of their own that also have a derivative in forward mode.
+"""Functions with a custom gradient that also support forward-mode differentiation.
 
-`jax.custom_vjp` has no forward mode: `jax.jvp`, `jax.jacfwd` and `jax.hessian` raise an error. Here
-reverse mode computes the function's own gradient, which saves time or memory. Forward mode computes
-JAX's derivative of the function. Both are the same linear map of tangents. This map is a JAX
-primitive: its value is JAX's derivative, and its transpose is the own gradient.
+`jax.custom_vjp` does not support forward mode: `jax.jvp`, `jax.jacfwd` and `jax.hessian` raise an
+error. With `own_gradient`, reverse mode computes a custom gradient, which saves time or memory, and
+forward mode computes JAX's derivative of the function. For this, a JAX primitive maps the tangents
+of the arguments to the tangents of the output. Forward mode evaluates the primitive, which computes
+JAX's derivative. Reverse mode transposes the primitive, which computes the custom gradient.
 
 Reference:
     JAX documentation, "How JAX primitives work"; Radul et al. 2022 (reverse mode is forward mode,
@@ -22,8 +23,10 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxformer.functional.placement import vary_alike
 
-Leaves = list[Any]  # arrays, or tracers of them
-Map = Callable[[Leaves, Leaves], Leaves]  # (operands, tangents or cotangents) → the others
+# Arrays or tracers.
+Leaves = list[Any]
+# A function (operands, tangents) → tangents, or (operands, cotangents) → cotangents.
+Map = Callable[[Leaves, Leaves], Leaves]
 
 _linear_map = Primitive("linear_map_with_own_transpose")
 _linear_map.multiple_results = True
@@ -39,11 +42,11 @@ def own_gradient(
 
     Args:
         function: a function of pytrees of arrays.
-        forward: returns (the output of `function`, residuals), for arguments as of `function`.
-        backward: (residuals, cotangent of the output) → the cotangent of each argument; None for an
-            argument without one.
-        derived: the function whose derivative forward mode computes, equal to `function`; None:
-            `function`.
+        forward: takes the arguments of `function` and returns (output of `function`, residuals).
+        backward: function (residuals, cotangent of the output) → cotangents of the arguments; None
+            for an argument without a cotangent.
+        derived: a function with the same values as `function`. Forward mode differentiates
+            `derived`, which defaults to `function`.
     """
     differentiable = jax.custom_jvp(function)
     derived = function if derived is None else derived
@@ -53,8 +56,8 @@ def own_gradient(
         output, residuals = forward(*primals)
         return output, _tangent(derived, backward, output, residuals, primals, tangents)
 
-    # Inside `shard_map` the output varies over the mesh axes of all arguments. The gradient of an
-    # argument that the devices share is then the sum over them.
+    # Inside `shard_map`, `vary_alike` makes every argument vary over the mesh axes of all
+    # arguments. Therefore JAX sums the gradient of a replicated argument over the devices.
     return lambda *arguments: differentiable(*vary_alike(*arguments))
 
 
@@ -66,11 +69,12 @@ def _tangent(
     primals: tuple[Any, ...],
     tangents: tuple[Any, ...],
 ) -> Any:
-    """Computes the tangent of the output by the linear map that transposes as `backward`."""
+    """Computes the tangent of the output, by a linear map whose transpose is `backward`."""
     leaves, structure = jax.tree.flatten(jax.tree.map(jnp.asarray, primals))
     rest, rest_structure = jax.tree.flatten(jax.tree.map(jnp.asarray, residuals))
     outputs, output_structure = jax.tree.flatten(output)
-    # Most residuals are arguments too. As one operand, such an array is stored once.
+    # Most residuals are also arguments of the function. An array that is both a residual and an
+    # argument is passed as one operand, so that it is stored only once.
     operands = {id(x): x for x in (*leaves, *rest)}
     index = {name: i for i, name in enumerate(operands)}
     of_leaves, of_rest = ([index[id(x)] for x in each] for each in (leaves, rest))
@@ -111,13 +115,13 @@ def _tangent(
 
 
 def _leaves_as(structure: Any, gradient: Any) -> Leaves:
-    """Returns a leaf of the gradient for each leaf of the argument; None: it has no gradient."""
+    """Returns a gradient for each leaf of the argument; None for leaves without a gradient."""
     if gradient is None:
         return [None] * structure.num_leaves
     return structure.flatten_up_to(gradient)
 
 
-# ---- the primitive: it evaluates `derivative`, and its transposition evaluates `transpose`
+# ---- the primitive: evaluation calls `derivative`, and transposition calls `transpose`
 
 
 def _evaluate(*values: Any, num_operands: int, derivative: Map, **_: Any) -> Leaves:
@@ -132,7 +136,10 @@ def _jvp(
     derivative: Map,
     **rest: Any,
 ) -> tuple[Leaves, Leaves]:
-    """Differentiates the map: it is linear in its tangents and nonlinear in its operands."""
+    """Evaluates the primitive and its derivative.
+
+    The primitive is linear in its tangent arguments, but not in its operands.
+    """
     apply = partial(_linear_map.bind, num_operands=num_operands, derivative=derivative, **rest)
     operands, directions = values[:num_operands], values[num_operands:]
     of_operands, of_directions = tangents[:num_operands], tangents[num_operands:]
@@ -143,12 +150,12 @@ def _jvp(
     moving = [i for i, x in enumerate(of_operands) if type(x) is not ad.Zero]
     if moving:
 
-        def of_moving(*moved: Any) -> Leaves:
+        def moving_derivative(*moved: Any) -> Leaves:
             new = dict(zip(moving, moved, strict=True))
             return derivative([new.get(i, x) for i, x in enumerate(operands)], list(directions))
 
         values, changes = (tuple(x[i] for i in moving) for x in (operands, of_operands))
-        more = jax.jvp(of_moving, values, changes)[1]
+        more = jax.jvp(moving_derivative, values, changes)[1]
         found = list(map(ad.add_tangents, found, more))
     return output, found
 

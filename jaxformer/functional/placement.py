@@ -1,4 +1,4 @@
-"""Placement of the values of a pass on devices, as far as the formulas see it."""
+"""Interface through which the functions of this package shard values over devices."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ from jaxtyping import Array, DTypeLike, Float, Int
 
 @runtime_checkable
 class Placement(Protocol):
-    """Constrains values at named points to the devices; see `models.activation_sharding`.
+    """Sharding of activations over devices; see `models.sharding.activations`.
 
     Attributes:
-        fused_kernels: the fused attention kernels of the platform (`fused_kernels.FusedKernel`);
-            the first that supports the arguments computes attention.
-        fuses_projections: whether the maps to query, key and value may be fused. Where the outputs
-            of a kernel are sharded, the parts of a fused one would be sharded differently.
+        fused_kernels: the fused attention kernels of the platform (`fused_kernels.FusedKernel`), in
+            order of preference.
+        fuses_projections: whether the query, key and value projections may be fused. If the outputs
+            of kernels are sharded, the shards of a fused kernel would not match the shards of the
+            separate kernels.
     """
 
     @property
@@ -27,11 +28,11 @@ class Placement(Protocol):
     def fuses_projections(self) -> bool:
         """See `Placement`."""
 
-    def of_stack(self, units: tuple[int, ...]) -> "Placement":
-        """Returns the placement in a stack whose sub-layers have these units."""
+    def for_stack(self, units: tuple[int, ...]) -> "Placement":
+        """Returns the `Placement` for a stack; tensor parallelism splits each size in `units`."""
 
     def place(self, name: str, value: Array) -> Array:
-        """Returns the value at a point, constrained to its devices."""
+        """Constrains the sharding of the value at a hook point."""
 
     def look_up(
         self,
@@ -40,7 +41,7 @@ class Placement(Protocol):
         num_vectors: int,
         dtype: DTypeLike,
     ) -> Float[Array, "*batch dim"]:
-        """Returns take(index) in `dtype`, from a table of `num_vectors` that may be sharded."""
+        """Returns `take(index)` in `dtype`; `take` reads vectors of a table that may be sharded."""
 
     def per_device(
         self,
@@ -49,13 +50,15 @@ class Placement(Protocol):
         key: Float[Array, "batch kv_heads keys d"],
         *arrays: Array,
     ) -> Array:
-        """Calls a function of heads on the part of each device, for kernels that are not sharded.
+        """Calls a function of attention heads on each device's shard.
 
         Args:
-            function: (query, key, *arrays) → array [batch, heads, queries, …].
+            function: function (query, key, *arrays) → array [batch, heads, queries, …], such as a
+                kernel that XLA cannot shard.
             query: the queries.
             key: the keys.
-            *arrays: values, of the axes of the keys, and arrays [batch, length].
+            *arrays: the values [batch, kv_heads, keys, d], and arrays [batch, length] such as
+                segment ids.
         """
 
     def per_expert(
@@ -67,27 +70,27 @@ class Placement(Protocol):
         experts: Int[Array, "tokens chosen"],
         shares: Float[Array, "tokens chosen"],
     ) -> Float[Array, "tokens dim"]:
-        """Calls a function of tokens with the experts of each device, and adds the results.
+        """Calls a function with the experts of each device, and sums the results over devices.
 
         Args:
-            function: (weights, x, experts, shares) → array [tokens, dim]: a sum over the experts
-                whose weights it is given, by their numbers among them.
+            function: function (weights, x, experts, shares) → array [tokens, dim], which sums the
+                outputs of the experts in `weights`. `experts` are indices into `weights`.
             num_experts: number of all experts.
-            weights: their weights, with the expert as the first axis of each array.
+            weights: the weights of all experts, with the expert as the first axis of each array.
             x: the tokens.
             experts: the indices of the experts of each token.
-            shares: their shares.
+            shares: the factors that multiply the outputs of the chosen experts.
         """
 
 
 @dataclass(frozen=True)
 class OneDevice:
-    """The placement without a mesh: values are where they are computed."""
+    """Placement without a mesh, which leaves all values unchanged."""
 
     fused_kernels: tuple[Any, ...] = ()
     fuses_projections: bool = True
 
-    def of_stack(self, units: tuple[int, ...]) -> "OneDevice":
+    def for_stack(self, units: tuple[int, ...]) -> "OneDevice":
         """See `Placement`."""
         return self
 
@@ -129,10 +132,10 @@ class OneDevice:
 
 
 def vary_alike(*trees: Any) -> Any:
-    """Casts the arrays inside a `shard_map` so that all arrays vary over the same mesh axes.
+    """Casts the arrays inside a `shard_map` so that all vary over the same mesh axes.
 
-    The initial carry of a loop must have the type of its final carry. The gradient with respect to
-    an array that was equal on all devices is then summed over them. Outside of `shard_map` the
+    The initial carry of a loop must have the type of its final carry. If an array was equal on all
+    devices before the cast, its gradient is summed over the devices. Outside of `shard_map`, the
     trees are returned unchanged.
     """
 

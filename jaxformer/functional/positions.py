@@ -1,7 +1,7 @@
-"""Positions of tokens: sinusoids, rotations, and counting within documents."""
+"""Positions of tokens: sinusoidal and rotary encodings, and positions within packed documents."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,9 @@ def _check_sinusoids(positions: object, dim: int, base: float, **_: object) -> N
     whole_number("dim", dim, 2)
     check_positive("base", base)
     if dim % 2:
-        raise ValueError(f"dim is {dim}; sinusoidal positions need an even dim (sin and cos pair)")
+        raise ValueError(
+            f"dim is {dim}, but sinusoidal positions need an even dim (pairs of sin and cos)"
+        )
 
 
 @checks_arguments(_check_sinusoids)
@@ -30,7 +32,7 @@ def sinusoidal_positions(
     """Computes p[t, 2i] = sin(t / base^(2i/dim)) and p[t, 2i+1] = cos(t / base^(2i/dim)).
 
     Args:
-        positions: t.
+        positions: the positions t.
         dim: number of features; must be even.
         base: base of the wavelengths.
         halves: whether all sines precede all cosines (Marian), instead of alternating.
@@ -53,9 +55,9 @@ def _check_rotary(
     x: Float[Any, "..."], positions: Integer[Any, "..."], base: float, fraction: float, **_: object
 ) -> None:
     check_positive("base", base)
-    batch, rows = x.shape[:-3], positions.shape[:-1]
-    fits = len(rows) <= len(batch) and all(
-        size in (1, other) for size, other in zip(rows[::-1], batch[::-1], strict=False)
+    batch, position_batch = x.shape[:-3], positions.shape[:-1]
+    fits = len(position_batch) <= len(batch) and all(
+        size in (1, other) for size, other in zip(position_batch[::-1], batch[::-1], strict=False)
     )
     if not fits:
         raise ValueError(
@@ -66,39 +68,92 @@ def _check_rotary(
     dim = int(head_dim * fraction)
     if dim % 2 or not 0 < dim <= head_dim:
         raise ValueError(
-            f"x has head_dim {head_dim}, of which fraction ({fraction}) rotates {dim} features; it "
-            f"must be an even number in 2 … {head_dim}"
+            f"x has head_dim {head_dim}, and fraction ({fraction}) rotates {dim} features; the "
+            f"number of rotated features must be even and in 2 … {head_dim}"
         )
+
+
+@runtime_checkable
+class Scaling(Protocol):
+    """Settings of `rotary_frequencies`; see `models.config.RotaryScaling`."""
+
+    @property
+    def kind(self) -> Literal["linear", "llama3", "yarn"]:
+        """The method: "linear", "llama3" or "yarn"."""
+
+    @property
+    def factor(self) -> float:
+        """The divisor s of the frequencies."""
+
+    @property
+    def original_length(self) -> int:
+        """Context length, in tokens, with which the model was first trained."""
+
+    @property
+    def low_frequency_factor(self) -> float:
+        """For llama3: the frequency below which frequencies are divided by s.
+
+        The unit is full rotations per `original_length` tokens.
+        """
+
+    @property
+    def high_frequency_factor(self) -> float:
+        """For llama3: the frequency above which frequencies are unchanged.
+
+        The unit is full rotations per `original_length` tokens.
+        """
+
+    @property
+    def beta_fast(self) -> float:
+        """For yarn: the frequency above which frequencies are unchanged.
+
+        The unit is full rotations per `original_length` tokens.
+        """
+
+    @property
+    def beta_slow(self) -> float:
+        """For yarn: the frequency below which frequencies are divided by s.
+
+        The unit is full rotations per `original_length` tokens.
+        """
+
+    @property
+    def whole_pairs(self) -> bool:
+        """For yarn: whether the range of partly scaled pairs is rounded outwards to whole pairs."""
+
+    @property
+    def attention_factor(self) -> float | None:
+        """For yarn: the factor that multiplies the rotated vectors; 0.1 ln(s) + 1 if None."""
 
 
 @checks_arguments(_check_rotary)
 def rotary(
     x: Float[Array, "*batch_and_heads length head_dim"],
-    positions: Integer[Array, "*rows length"],
+    positions: Integer[Array, "*position_batch length"],
     base: float = 10_000.0,
     *,
     fraction: float = 1.0,
     interleaved: bool = False,
-    scaling: Any = None,
+    scaling: Scaling | None = None,
 ) -> Float[Array, "*batch_and_heads length head_dim"]:
     """Rotates each pair (x[i], x[i + d/2]) by the angle t / base^(2i/d) at position t.
 
-    The product of two rotated vectors depends on their positions only through the distance. Angles
-    and the rotation are float32 whatever the dtype of x: in bfloat16 positions 256 and 257 would
-    coincide.
+    The dot product of two rotated vectors depends on their positions only through the distance.
+    Angles and rotations are computed in float32, because in bfloat16 the positions 256 and 257 are
+    equal.
 
     Args:
         x: queries or keys.
-        positions: t of each token.
+        positions: the position t of each token.
         base: base of the frequencies.
-        fraction: only the first d = fraction · head_dim features rotate.
-        interleaved: whether the pairs are (x[2i], x[2i + 1]), as in RoFormer. Otherwise they are as
-            above, as in Llama checkpoints.
+        fraction: only the first d = fraction · head_dim features are rotated.
+        interleaved: whether the pairs are (x[2i], x[2i + 1]), as in RoFormer, instead of (x[i], x[i
+            + d/2]), as in Llama checkpoints.
         scaling: see `rotary_frequencies`.
 
     Raises:
-        ValueError: the shapes do not fit, `base` is not above 0, or d is not an even number in 2 …
-            head_dim.
+        ValueError: The shapes do not fit, `base` is not above 0, or d is not an even number in 2
+            … head_dim.
 
     Reference:
         Su et al. 2021 (RoFormer).
@@ -115,21 +170,25 @@ def rotary(
     return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
 
 
-def rotary_frequencies(dim: int, base: float, scaling: Any = None) -> tuple[np.ndarray, float]:
-    """Returns the frequencies of the pairs in radians per position, and a factor of the vectors.
+def rotary_frequencies(
+    dim: int, base: float, scaling: Scaling | None = None
+) -> tuple[np.ndarray, float]:
+    """Returns the rotary frequencies, in radians per position, and a factor for rotated vectors.
 
-    A frequency is f_i = base^(−2i/dim), modified by the kind of `scaling` with factor s:
+    The frequency of pair i is f_i = base^(−2i/dim). `rotary` multiplies the rotated vectors by the
+    returned factor. `scaling.kind` selects how f changes with s = `scaling.factor`:
 
-    - None: f. The factor of the vectors is 1.
-    - linear: f / s, so that each position counts 1/s (Chen et al. 2023).
-    - llama3: f / s for waves that are longer than the original training text, f for short waves,
-      and a mixture in between (Llama 3.1).
-    - yarn: the same with a ramp over the pairs, and a factor of the vectors (Peng et al. 2023, §3).
+    - None: f is unchanged, and the factor is 1.
+    - linear: f / s, so that positions are divided by s (Chen et al. 2023).
+    - llama3: f / s for waves longer than the original training length, f for short waves, and a
+      mixture in between (Llama 3.1).
+    - yarn: like llama3, but the mixture changes linearly over the pairs, and the factor is
+      `scaling.attention_factor` (Peng et al. 2023, §3).
 
     Args:
         dim: number of rotated features, two for each pair.
         base: base of the frequencies.
-        scaling: a models.config.RotaryScaling, or None.
+        scaling: the method and its settings, or None.
     """
     frequencies = base ** (-np.arange(0, dim, 2) / dim)
     if scaling is None:
@@ -142,17 +201,23 @@ def rotary_frequencies(dim: int, base: float, scaling: Any = None) -> tuple[np.n
     return stretched.astype(np.float32), factor
 
 
-def _kept_by_llama3(frequencies: np.ndarray, dim: int, base: float, scaling: Any) -> np.ndarray:
-    """Returns how much of each frequency remains, by its number of waves in the original length."""
+def _kept_by_llama3(frequencies: np.ndarray, dim: int, base: float, scaling: Scaling) -> np.ndarray:
+    """Returns the weight of the unscaled frequency of each pair, from 0 to 1.
+
+    The weight of the scaled frequency is 1 minus this weight. The returned weight rises linearly
+    with the number of full rotations of a pair within the original training length.
+    """
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     waves = scaling.original_length * frequencies / (2 * np.pi)
     return np.clip((waves - low) / (high - low), 0.0, 1.0)
 
 
-def _kept_by_yarn(frequencies: np.ndarray, dim: int, base: float, scaling: Any) -> np.ndarray:
-    """Returns how much of each frequency remains, by a ramp over the pairs.
+def _kept_by_yarn(frequencies: np.ndarray, dim: int, base: float, scaling: Scaling) -> np.ndarray:
+    """Returns the weight of the unscaled frequency of each pair, from 0 to 1.
 
-    The ramp is between the pairs that turn beta_fast and beta_slow times in the original length.
+    The weight of the scaled frequency is 1 minus this weight. The returned weight falls linearly
+    over the pairs, from 1 to 0. The fall begins at the pair that makes beta_fast full rotations in
+    the original training length, and ends at the pair that makes beta_slow full rotations.
     """
 
     def pair(turns: float) -> float:
@@ -178,11 +243,11 @@ def _angles(
 
 
 class DocumentCursor(NamedTuple):
-    """How far each row has been read, so that the next chunk can continue counting.
+    """The end of each batch element's last document, from which the next chunk continues.
 
     Attributes:
-        segment: int [batch], the last segment id that was not padding.
-        document: int [batch], how many documents have begun.
+        segment: int [batch], the last segment id that is not 0 (padding).
+        document: int [batch], the number of documents so far.
         position: int [batch], the position of the next token of the current document.
     """
 
@@ -192,43 +257,45 @@ class DocumentCursor(NamedTuple):
 
     @classmethod
     def begin(cls, batch_size: Size) -> "DocumentCursor":
-        """Returns the cursor of rows that have not been read."""
+        """Returns the initial cursor: the number of documents and the position are 0."""
         return cls(*(jnp.zeros(batch_size, jnp.int32) for _ in range(3)))
 
 
-def continued_segments(
-    segments: Int[Array, "batch length"] | None, cursor: DocumentCursor, shape: tuple[int, ...]
+def continued_segment_ids(
+    segment_ids: Int[Array, "batch length"] | None, cursor: DocumentCursor, shape: tuple[int, ...]
 ) -> Int[Array, "batch length"]:
-    """Returns `segments`; if they are None, those that continue each row's current document."""
-    if segments is not None:
-        return segments
+    """Returns `segment_ids`; if it is None, all tokens continue the documents of `cursor`."""
+    if segment_ids is not None:
+        return segment_ids
     return jnp.broadcast_to(jnp.maximum(cursor.segment, 1)[:, None], shape)
 
 
 def document_positions(
-    segments: Int[Array, "batch length"], cursor: DocumentCursor
+    segment_ids: Int[Array, "batch length"], cursor: DocumentCursor
 ) -> tuple[Int[Array, "batch length"], Int[Array, "batch length"], DocumentCursor]:
-    """Numbers the documents of each row and the positions within them.
+    """Computes the document number of each token, and its position within the document.
 
-    A document is a maximal run of equal non-zero segment ids, ignoring padding (0). If an id
-    returns after another one, it begins a *new* document, which does not see the earlier one.
-    Positions restart at 0 in each document. Padding has document 0 and position 0.
+    A document is a maximal run of equal non-zero segment ids, ignoring padding (0). If an id occurs
+    again after a different id, a *new* document begins, and its tokens do not attend to the earlier
+    document. Positions restart at 0 in each document. Padding has document 0 and position 0.
 
     Returns:
-        (documents, positions, cursor), the first two int [batch, length].
+        (documents, positions, cursor); documents and positions are int [batch, length].
     """
-    segments = segments.astype(cursor.segment.dtype)
-    valid = segments != 0
-    so_far = jnp.concatenate([cursor.segment[:, None], segments], axis=1)
+    segment_ids = segment_ids.astype(cursor.segment.dtype)
+    valid = segment_ids != 0
+    so_far = jnp.concatenate([cursor.segment[:, None], segment_ids], axis=1)
     index = jnp.arange(so_far.shape[1], dtype=jnp.int32)
     # The index of the last token that is not padding.
     latest = jax.lax.cummax(jnp.where(so_far != 0, index, 0), axis=1)
     last_segment = jnp.take_along_axis(so_far, latest, axis=1)
-    begins = valid & (segments != last_segment[:, :-1])
+    begins = valid & (segment_ids != last_segment[:, :-1])
 
     document = cursor.document[:, None] + jnp.cumsum(begins, axis=1, dtype=jnp.int32)
     tokens_before = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - valid
-    # The start of the current document, counted in tokens of this chunk; negative if before it.
+    # For each token, the index of the first token of its document. Index 0 is the first token of
+    # this chunk, and padding is not counted. The index is negative if the document began in an
+    # earlier chunk.
     origin = jax.lax.cummax(jnp.where(begins, tokens_before, -cursor.position[:, None]), axis=1)
     after = DocumentCursor(
         segment=last_segment[:, -1],

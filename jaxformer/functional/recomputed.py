@@ -1,4 +1,4 @@
-"""Functions whose gradient computes their intermediate values again instead of storing them."""
+"""Rematerialization: functions whose gradient recomputes intermediate values."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -12,16 +12,17 @@ Result = TypeVar("Result")
 
 
 def recomputed(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Returns a function whose gradient stores only its arguments.
+    """Returns `function` with a gradient that stores only the function's arguments.
 
-    Otherwise a gradient stores float32 values between the steps of a formula, such as x − μ of a
-    norm. The function should be elementwise, or have sums over one axis: such steps take less time
-    than reading their results from memory.
+    By default, a gradient stores float32 intermediate values, such as x − μ of a norm. Use
+    `recomputed` for functions that are elementwise or reduce over one axis: recomputing such an
+    operation is faster than reading its result from memory.
 
-    In a scan over layers this decides what is stored. In unrolled layers the compiler finds the
-    same steps in the forward pass, and chooses. A barrier that prevented this would also prevent
-    XLA from fusing the steps with those around them: the training step of GPT-2 124M on a TPU v5e
-    would read and write 10% more bytes.
+    In a scan over layers, the intermediate values are always recomputed. In unrolled layers, XLA
+    recognizes that the recomputation repeats steps of the forward pass, and decides whether to
+    recompute them. A barrier would force the recomputation, but also prevent XLA from fusing the
+    recomputed steps with their neighbours. With a barrier, a training step of GPT-2 124M on a TPU
+    v5e would access 10% more bytes.
     """
 
     @wraps(function)
@@ -29,13 +30,13 @@ def recomputed(function: Callable[Parameters, Result]) -> Callable[Parameters, R
         leaves, tree = jax.tree.flatten((args, kwargs))
         is_array = [isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves]
 
-        def of_arrays(arrays: list) -> Result:
+        def call_with_arrays(arrays: list) -> Result:
             rest = iter(arrays)
             filled = [next(rest) if x else leaf for x, leaf in zip(is_array, leaves, strict=True)]
             args, kwargs = tree.unflatten(filled)
             return function(*args, **kwargs)
 
         arrays = [leaf for x, leaf in zip(is_array, leaves, strict=True) if x]
-        return jax.checkpoint(of_arrays, prevent_cse=False)(arrays)
+        return jax.checkpoint(call_with_arrays, prevent_cse=False)(arrays)
 
     return storing_arguments

@@ -1,8 +1,8 @@
-"""A stack of layers, unrolled or as a scan.
+"""A stack of layers, run one after another or by `jax.lax.scan`.
 
     x → layer 1 → layer 2 → … → norm
 
-The layers (`layers.layer`) may differ.
+The layers (see `layers.layer`) need not be equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,21 +18,21 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.scores import RelativePositions
+from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Forward
 from jaxformer.functional.layers.layer import (
     Layer,
     LayerInputs,
     LayerOutput,
     init_layer,
-    layer_points,
+    layer_hook_points,
+    list_sublayers,
+    list_weight_shapes,
     output_dim,
     run_layer,
-    sublayers_of,
-    weight_shapes_of,
 )
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.layers.sublayer import Initial, SubLayer, with_contexts
-from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.tokens import Tokens, is_few
 from jaxformer.functional.trees import (
     REMAT,
@@ -44,9 +44,10 @@ from jaxformer.functional.trees import (
 
 
 class Repetition(NamedTuple):
-    """The layers `first` … `stop − 1`, which a scan runs: layer n + period equals layer n.
+    """The layers `first` … `stop − 1`, which a scan runs. Layer n + `period` equals layer n.
 
-    In a stack of one layer without a window for every five with one, the period is six.
+    For example, if each layer without a window follows five layers with a window, the period is
+    six.
     """
 
     first: int
@@ -59,12 +60,13 @@ class Stack:
     """A stack of layers.
 
     Attributes:
-        layers: the layers, each a sequence of parts.
+        layers: the layers, each a tuple of `Residual`, `Plain` and `Parallel`.
         dim: the number of features of the first layer's input.
         final_norm: the norm after the last layer, or None.
-        output_scale: a factor of the result, or None.
-        relative: relative positions that all layers share, or None.
-        initial: the size of the initial weights; its `input_stddev` is that of the first layer.
+        output_scale: a factor that multiplies the output of the stack, or None.
+        relative: the relative position bias that all layers share, or None.
+        input_stddev: the standard deviation of the first layer's input, which scales initial
+            weights.
     """
 
     layers: tuple[Layer, ...]
@@ -72,65 +74,65 @@ class Stack:
     final_norm: Norm | None = None
     output_scale: float | None = None
     relative: RelativePositions | None = None
-    initial: Initial = Initial(None)  # noqa: RUF009 (frozen)
+    input_stddev: float = 1.0
 
     @cached_property
     def sublayers(self) -> tuple[SubLayer, ...]:
-        """The different sub-layers of all layers."""
-        return tuple(dict.fromkeys(x for layer in self.layers for x in sublayers_of(layer)))
+        """The distinct sub-layers of all layers."""
+        return tuple(dict.fromkeys(x for layer in self.layers for x in list_sublayers(layer)))
 
     @cached_property
-    def points(self) -> tuple[str, ...]:
-        """The points of all layers; see `layer_points`.
+    def hook_points(self) -> tuple[str, ...]:
+        """The names of the hook points of all layers; see `layer_hook_points`.
 
-        Those of the layer with the most points come first, in their order.
+        The hook points of the layer with the most hook points come first, in order of computation.
         """
-        layers = sorted(map(layer_points, self.layers), key=len, reverse=True)
+        layers = sorted(map(layer_hook_points, self.layers), key=len, reverse=True)
         return tuple(dict.fromkeys(x for layer in layers for x in layer))
 
     @cached_property
     def masks(self) -> tuple[Mask, ...]:
-        """The mask of each sub-layer that has one."""
-        masks = [x.rule() for layer in self.layers for x in sublayers_of(layer)]
+        """The masks of all sub-layers that have a mask."""
+        masks = [x.rule() for layer in self.layers for x in list_sublayers(layer)]
         return tuple(mask for mask in masks if mask is not None)
 
     @property
     def units(self) -> tuple[int, ...]:
-        """Numbers of units that tensor parallelism can divide; see `SubLayer`."""
+        """The sizes that tensor parallelism divides; see `SubLayer.units`."""
         return tuple(dict.fromkeys(x for sublayer in self.sublayers for x in sublayer.units()))
 
     @cached_property
     def dims(self) -> tuple[int, ...]:
-        """The number of features of each layer's input and, at the end, of the last output."""
+        """Numbers of features: one for each layer's input, and one for the last layer's output."""
         return tuple(accumulate(self.layers, lambda dim, x: output_dim(x, dim), initial=self.dim))
 
     @cached_property
     def repetition(self) -> Repetition:
-        """How a scan runs the layers."""
+        """The layers that a scan runs, and their period."""
         first, period = find_period(list(zip(self.layers, self.dims[:-1], strict=True)))
         num_layers = len(self.layers)
         return Repetition(first, period, num_layers - (num_layers - first) % period)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The numbers of the layers whose weights have equal shapes, for each such group.
+        """Groups of layers with equal weight shapes, each a tuple of layer indices.
 
-        Groups say how weights are stacked, `repetition` says how a scan runs the layers.
-
-        Layers of a group share a stacked tree, but need not be equal: they may differ in a window.
+        The weights of a group are stacked in one tree. Layers with equal weight shapes may differ
+        in other settings, such as the window. A scan (see `repetition`) therefore requires equal
+        layers, not only equal weight shapes.
         """
         groups: dict[tuple, list[int]] = {}
         for number, (layer, dim) in enumerate(zip(self.layers, self.dims[:-1], strict=True)):
-            groups.setdefault(weight_shapes_of(layer, dim), []).append(number)
+            groups.setdefault(list_weight_shapes(layer, dim), []).append(number)
         return tuple(map(tuple, groups.values()))
 
     def init(self, key: PRNGKeyArray) -> Any:
-        """Returns the initial weights of all layers, as `group_trees` stacks them."""
+        """Returns the initial weights of all layers, stacked by `group_trees`."""
         keys, equal, trees = jax.random.split(key, len(self.layers)), {}, {}
         for number, layer in enumerate(self.layers):
-            initial = self.initial if number == 0 else replace(self.initial, input_stddev=1.0)
+            initial = Initial(len(self.layers), 1.0 if number else self.input_stddev)
             equal.setdefault((layer, initial, self.dims[number]), []).append(number)
-        for settings, numbers in equal.items():  # equal layers are initialized by one program
+        for settings, numbers in equal.items():  # One vmapped program initializes equal layers.
             stacked = jax.vmap(partial(init_layer, *settings))(keys[np.array(numbers)])
             trees |= dict(zip(numbers, unstack(stacked, len(numbers)), strict=True))
         return self.group_trees([trees[number] for number in range(len(self.layers))])
@@ -139,42 +141,43 @@ class Stack:
         """Stacks the weights of layers with equal shapes; the inverse of `layer_trees`.
 
         Returns:
-            One tree if all layers have equal shapes. Otherwise {number of the first layer of a
-            group: tree}. The arrays have the layer of the group as their first axis.
+            One tree if all layers have equal shapes; otherwise {number of a group's first layer, as
+            a string: tree of the group}. The first axis of each array is the layer within the
+            group.
         """
         stacked = {
-            str(some[0]): stack_trees([trees[number] for number in some]) for some in self.groups
+            str(group[0]): stack_trees([trees[number] for number in group]) for group in self.groups
         }
         return stacked if len(stacked) > 1 else stacked["0"]
 
     def by_group(self, weights: Any) -> dict[tuple[int, ...], Weights]:
-        """Returns the stacked tree of each group, by the numbers of its layers."""
+        """Returns {group: stacked tree of the group's weights}; see `groups`."""
         weights = self.group_trees(weights) if isinstance(weights, list) else weights
         if len(self.groups) == 1:
             return {self.groups[0]: weights}
-        return {some: weights[str(some[0])] for some in self.groups}
+        return {group: weights[str(group[0])] for group in self.groups}
 
     def layer_trees(self, weights: Any) -> list[Weights]:
-        """Returns the weights of each layer; a list is returned unchanged.
+        """Returns a list of the weights of each layer.
 
-        Call this once before a decoding loop: slicing stacked weights inside the loop is slow.
+        A list of weights is returned unchanged. Call this once before a decoding loop, because
+        slicing stacked weights inside the loop is slow.
         """
         if isinstance(weights, list):
             return weights
         trees = {
             number: tree
-            for some, stacked in self.by_group(weights).items()
-            for number, tree in zip(some, unstack(stacked, len(some)), strict=True)
+            for group, stacked in self.by_group(weights).items()
+            for number, tree in zip(group, unstack(stacked, len(group)), strict=True)
         }
         return [trees[number] for number in range(len(self.layers))]
 
     def outside_repetition(self, weights: Any) -> dict[int, Weights]:
-        """Returns the weights of each layer before and after the repetition, by its number."""
-        groups = self.by_group(weights).items()
+        """Returns {layer index: weights} for the layers that the scan does not run."""
         return {
-            number: jax.tree.map(lambda leaf, place=place: leaf[place], tree)
-            for some, tree in groups
-            for place, number in enumerate(some)
+            number: jax.tree.map(lambda leaf, index=index: leaf[index], tree)
+            for group, tree in self.by_group(weights).items()
+            for index, number in enumerate(group)
             if not self.repetition.first <= number < self.repetition.stop
         }
 
@@ -183,11 +186,11 @@ class Stack:
         x = x if self.final_norm is None else self.final_norm(weights["final_norm"], x)
         return x if self.output_scale is None else x * jnp.asarray(self.output_scale, x.dtype)
 
-    def prepare(self, weights: Any) -> list[Weights]:
-        """Returns the weights of each layer in the form for decoding; see `SubLayer.prepare`."""
+    def pack_weights(self, weights: Any) -> list[Weights]:
+        """Returns each layer's weights, repacked for decoding by `SubLayer.pack_weights`."""
         trees = self.layer_trees(weights)
         return [
-            {**tree, **{x.name: x.prepare(tree[x.name]) for x in sublayers_of(layer)}}
+            {**tree, **{x.name: x.pack_weights(tree[x.name]) for x in list_sublayers(layer)}}
             for layer, tree in zip(self.layers, trees, strict=True)
         ]
 
@@ -200,71 +203,77 @@ def run_stack(
     states: Sequence[Mapping[str, Any]] | None = None,
     dropout_keys: Sequence[PRNGKeyArray | None] | None = None,
 ) -> Forward:
-    """Runs all layers, by a scan or unrolled.
+    """Runs all layers, either unrolled or with a scan over equal layers.
 
     Args:
         stack: the layers.
-        weights: the weights of the model: those of the layers, in "blocks", and what they share.
+        weights: the weights of the model. The layers' weights are in "blocks".
         x: the input of the first layer.
-        tokens: the tokens of the pass.
-        states: what each layer kept of earlier tokens, by sub-layer; None: nothing.
-        dropout_keys: a key for each layer; None: no dropout.
+        tokens: the tokens of the forward pass.
+        states: for each layer, {name of a sub-layer: state after the earlier tokens}; None if
+            there is no cache.
+        dropout_keys: a dropout key for each layer; None disables dropout.
 
     Returns:
-        The output of the last layer, before the final norm. The first axis of a captured value is
-        that of the layers that have the point.
+        The output of the last layer, before the final norm. The first axis of a captured value runs
+        over the layers that have the hook point.
     """
     num_layers, run = len(stack.layers), tokens.run
-    scans = run.execution.scans(num_layers, tokens.slots is not None and is_few(x.shape[1]))
+    scans = run.execution.scans(num_layers, tokens.cache_views is not None and is_few(x.shape[1]))
     steps = layer_steps(stack, with_contexts(stack.sublayers, tokens, weights), scans)
     columns = (
         dropout_keys or [None] * num_layers,
         states or [{}] * num_layers,
         layer_hooks(stack, run.hooks),
     )
-    inputs = [LayerInputs(*each) for each in zip(*columns, strict=True)]
+    inputs = [LayerInputs(*values) for values in zip(*columns, strict=True)]
     blocks, outputs = weights["blocks"], []
-    alone = (
+    unrolled = (
         stack.outside_repetition(blocks) if scans else dict(enumerate(stack.layer_trees(blocks)))
     )
     for number, layer in enumerate(stack.layers):
-        if number in alone:
-            x, *output = steps[layer](alone[number], x, inputs[number])
+        if number in unrolled:
+            x, *output = steps[layer](unrolled[number], x, inputs[number])
             outputs.append(output)
         elif number == stack.repetition.first:
             x, repeated = _scan(stack, steps, x, blocks, inputs)
             outputs += repeated
     after, captured, auxiliary = zip(*outputs, strict=True)
-    sums = {name: value.sum(axis=0) for name, value in _stacked(auxiliary).items()}
-    return Forward(x, _stacked(captured), auxiliary=sums, states=after)
+    sums = {name: value.sum(axis=0) for name, value in _stack_by_name(auxiliary).items()}
+    return Forward(x, _stack_by_name(captured), auxiliary=sums, states=after)
 
 
 def layer_steps(
     stack: Stack, tokens: Tokens, scans: bool
 ) -> dict[Layer, Callable[[Weights, Array, LayerInputs], LayerOutput]]:
-    """Returns `run_layer` of each different layer, with rematerialization."""
-    # With a cache the caller is compiled already. A jit inside it lets JAX trace equal layers once.
-    # Without a cache the caller may not be compiled, and this jit would compile at every call.
-    compiled = (lambda step: step) if tokens.slots is None else jax.jit
-    # The forward and the backward pass of a scan are separate loops, so nothing has to prevent
-    # common subexpression elimination between them.
+    """Returns {layer: function that runs the layer} for each distinct layer.
+
+    Each function calls `run_layer` with the remat policy in `tokens.run.execution`.
+    """
+    # A pass with a key/value cache is inside the caller's jit, so a second jit lets JAX trace equal
+    # layers only once. A pass without a cache may be outside of jit. Each call creates new
+    # functions, so a jit of them would compile in each call.
+    compiled = (lambda step: step) if tokens.cache_views is None else jax.jit
+    # A scan has separate loops for the forward and the backward pass, so XLA cannot eliminate the
+    # recomputation as a common subexpression.
     remat = partial(REMAT[tokens.run.execution.remat], prevent_cse=not scans)
     return {x: compiled(remat(partial(run_layer, x, tokens))) for x in set(stack.layers)}
 
 
 def layer_hooks(stack: Stack, hooks: Hooks) -> list[Hooks]:
-    """Returns the hooks of each layer.
+    """Splits hooks into the hooks of each layer.
 
-    The first axis of a patch is that of the layers that have its point.
+    The first axis of a patch runs over the layers that have the hook point.
 
     Raises:
-        ValueError: the first axis of a patch has another size.
+        ValueError: The size of a patch's first axis is not the number of layers with the hook
+            point.
     """
-    hooks = hooks.of(stack.points)
+    hooks = hooks.of(stack.hook_points)
     patches: list[dict[str, Patch]] = [{} for _ in stack.layers]
     for name, patch in hooks.patch.items():
-        having = [n for n, layer in enumerate(stack.layers) if name in layer_points(layer)]
-        for number, entry in zip(having, patch.of_layers(name, len(having)), strict=True):
+        layers = [n for n, layer in enumerate(stack.layers) if name in layer_hook_points(layer)]
+        for number, entry in zip(layers, patch.split_layers(name, len(layers)), strict=True):
             patches[number][name] = entry
     return [replace(hooks, patch=patch) for patch in patches]
 
@@ -276,10 +285,25 @@ def _scan(
     weights: Any,
     inputs: Sequence[LayerInputs],
 ) -> tuple[Float[Array, "batch length dim"], list[list]]:
-    """Runs the layers of the repetition by a scan over its periods.
+    """Runs the layers of `stack.repetition` by a scan with one iteration per period.
+
+    For example, six layers A B C A B C have the period three. If A and B have equal weight shapes,
+    the groups are (0, 1, 3, 4) and (2, 5), and the scan runs over the trees
+
+        {(0, 1): weights [2, 2, …], (2,): weights [2, 1, …]}
+
+    which `_by_period` returns. Each key of this dictionary lists layers that the first iteration
+    runs. The first axis of the weights is the iteration, and the second axis has an entry for each
+    layer in the key. Each iteration runs A, B and C with the following weights and inputs
+    (dropout key, states and hooks):
+
+        iteration    tree (0, 1)       tree (2,)    inputs
+        0            layers 0 and 1    layer 2      layers 0, 1 and 2
+        1            layers 3 and 4    layer 5      layers 3, 4 and 5
 
     Returns:
-        (x, [states, captured, auxiliary] of each of these layers).
+        (x, outputs): the output of the last layer of the scan, and [states, captured, auxiliary]
+        for each layer of the scan.
     """
     first, period, stop = stack.repetition
 
@@ -289,27 +313,35 @@ def _scan(
         (stacked, inputs), trees, outputs = part, {}, []
         for members, tree in stacked.items():
             trees |= dict(zip(members, unstack(tree, len(members)), strict=True))
-        for number, given in zip(range(first, first + period), inputs, strict=True):
-            x, *output = steps[stack.layers[number]](trees[number], x, given)
+        for number, layer_inputs in zip(range(first, first + period), inputs, strict=True):
+            x, *output = steps[stack.layers[number]](trees[number], x, layer_inputs)
             outputs.append(output)
         return x, outputs
 
-    periods = range(first, stop, period)
-    by_place = [stack_trees([inputs[n + place] for n in periods]) for place in range(period)]
+    starts = range(first, stop, period)
+    inputs_in_period = [stack_trees([inputs[n + i] for n in starts]) for i in range(period)]
     groups = stack.by_group(weights).items()
     trees = dict(_by_period(stack.repetition, *group) for group in groups)
     trees = {members: tree for members, tree in trees.items() if members}
-    x, outputs = jax.lax.scan(one_period, x, (trees, by_place))
-    unstacked = [unstack(output, len(periods)) for output in map(tuple, outputs)]
-    return x, [list(unstacked[place][n]) for n in range(len(periods)) for place in range(period)]
+    x, outputs = jax.lax.scan(one_period, x, (trees, inputs_in_period))
+    unstacked = [unstack(output, len(starts)) for output in map(tuple, outputs)]
+    return x, [list(unstacked[i][n]) for n in range(len(starts)) for i in range(period)]
 
 
 def _by_period(
     repetition: Repetition, numbers: tuple[int, ...], tree: Weights
 ) -> tuple[tuple[int, ...], Weights]:
-    """Returns the layers of a group in the first period, and the weights of those in all periods.
+    """Reshapes stacked weights for a scan; the example in `_scan` shows the result.
 
-    The weights are [periods, layers of the group in a period, …].
+    Args:
+        repetition: the layers that the scan runs.
+        numbers: the indices of the layers whose weights are stacked in `tree`.
+        tree: the stacked weights, [layers, …].
+
+    Returns:
+        (members, weights): the layers of `numbers` that the first iteration of the scan runs, and
+        the weights of all iterations, [iterations, members, …]. If the scan runs no layer of
+        `numbers`, `members` is empty and `weights` is `tree`.
     """
     first, period, stop = repetition
     members = tuple(n for n in numbers if first <= n < first + period)
@@ -321,19 +353,19 @@ def _by_period(
     )
 
 
-def _stacked(values: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Stacks the values of all layers that have one, by name.
+def _stack_by_name(values: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Stacks values with equal names, over the layers that have them.
 
     Raises:
-        ValueError: the layers have values of different shapes.
+        ValueError: Values with the same name have different shapes.
     """
-    names = dict.fromkeys(name for each in values for name in each)
-    found = {name: [each[name] for each in values if name in each] for name in names}
-    for name, each in found.items():
-        if len(shapes := dict.fromkeys(x.shape for x in each)) > 1:
+    names = dict.fromkeys(name for layer in values for name in layer)
+    found = {name: [layer[name] for layer in values if name in layer] for name in names}
+    for name, arrays in found.items():
+        if len(shapes := dict.fromkeys(x.shape for x in arrays)) > 1:
             raise ValueError(
                 f"{name} has different shapes in different layers, {', '.join(map(str, shapes))}, "
-                "so these values cannot be stacked; if layers of a cache have different windows, "
-                "start it with ring=False, so that all layers keep all tokens"
+                "so its values cannot be stacked. If the layers have different windows, call "
+                "init_cache with ring=False, so that all layers cache all tokens"
             )
-    return {name: jnp.stack(each) for name, each in found.items()}
+    return {name: jnp.stack(arrays) for name, arrays in found.items()}

@@ -1,7 +1,8 @@
-"""Sizes that are symbols, in a program that `jax.export` compiles for all sizes.
+"""Comparisons of symbolic sizes, in programs that `jax.export` compiles for all sizes.
 
-JAX raises an error if a comparison holds for some sizes of a symbol only. The functions here return
-False then, so a caller uses a faster method only if it is valid for all sizes.
+If a comparison of sizes is true for only some values of a symbol, JAX raises an error, whereas the
+functions of this module return False. Callers therefore use a faster method only if the method is
+valid for all sizes.
 
 Reference:
     JAX documentation, "Shape polymorphism".
@@ -14,16 +15,17 @@ from jax.export import is_symbolic_dim
 from jax.extend.core import InconclusiveDimensionOperation
 from jaxtyping import Array, Float
 
-Size = Any  # an int, or a symbol such as "batch" or "2*length + 1"
+# An int, or a symbol such as "batch" or "2*length + 1".
+Size = Any
 
 
 def is_known(*sizes: Size) -> bool:
-    """Returns whether none of the sizes is a symbol."""
+    """Returns whether all sizes are integers, not symbols."""
     return not any(map(is_symbolic_dim, sizes))
 
 
 def exceeds(size: Size, limit: Size) -> bool:
-    """Returns whether the size is above the limit for certain."""
+    """Returns whether `size` is above `limit` for all values of symbolic dimensions."""
     try:
         return bool(size > limit)
     except InconclusiveDimensionOperation:
@@ -31,12 +33,12 @@ def exceeds(size: Size, limit: Size) -> bool:
 
 
 def at_most(size: Size, limit: Size) -> bool:
-    """Returns whether the size is at most the limit for certain."""
+    """Returns whether `size` is at most `limit` for all values of symbolic dimensions."""
     return exceeds(limit + 1, size)
 
 
 def nan_if_longer(x: Float[Array, "*shape"], length: Size, limit: int) -> Float[Array, "*shape"]:
-    """Replaces x by NaN where the program runs if `length` is a symbol and is above the limit."""
+    """Replaces x by NaN if `length` is a symbol whose value at run time is above the limit."""
     if is_known(length) or at_most(length, limit):
         return x
     return jnp.where(jnp.asarray(length) > limit, jnp.nan, x)

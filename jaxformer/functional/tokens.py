@@ -1,4 +1,4 @@
-"""The tokens of a pass, and what they attend to: each other, the slots of a cache, or a source."""
+"""The tokens of a forward pass, and the keys that they attend to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,17 +11,18 @@ from jaxformer.functional.attention.masks import DenseMask, Mask, Padding
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.key_values import Cache
-from jaxformer.functional.cache.table import SlotView
+from jaxformer.functional.cache.table import TableView
+from jaxformer.functional.hooks import HookPoints, Hooks
 from jaxformer.functional.inputs import Forward, Inputs, Run
-from jaxformer.functional.positions import DocumentCursor, continued_segments, document_positions
+from jaxformer.functional.positions import DocumentCursor, continued_segment_ids, document_positions
 from jaxformer.functional.symbolic import Size, at_most
-from jaxformer.functional.taps import Hooks, Tap
 
-FEW_QUERIES = 64  # the most new tokens whose scores over a cache are computed all at once
+# For at most this many queries, attention to cached keys can compute all scores at once.
+FEW_QUERIES = 64
 
 
-def implementation_of(run: Run, point: str = "attention.weights") -> str:
-    """Returns the implementation of attention: explicit if its weights are captured or patched."""
+def choose_implementation(run: Run, point: str = "attention.weights") -> str:
+    """Returns the attention implementation; "explicit" if `point` is captured or patched."""
     if point in run.hooks.capture or point in run.hooks.patch:
         return "explicit"
     name = run.execution.attention
@@ -29,127 +30,133 @@ def implementation_of(run: Run, point: str = "attention.weights") -> str:
 
 
 def is_few(num_queries: Size) -> bool:
-    """Returns whether the queries are few, as in a decoding step."""
+    """Returns whether there are at most `FEW_QUERIES` queries, as in a decoding step."""
     return at_most(num_queries, FEW_QUERIES)
 
 
 def is_step(run: Run, num_queries: Size, point: str = "attention.weights") -> bool:
-    """Returns whether all scores over a cache are computed at once, as in a decoding step."""
-    chosen = implementation_of(run, point) == "explicit" or run.execution.attention == "auto"
+    """Returns whether attention to cached keys computes the scores of all queries at once."""
+    chosen = choose_implementation(run, point) == "explicit" or run.execution.attention == "auto"
     return chosen and is_few(num_queries)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a pass, and the earlier ones and the sources that its layers can read.
+    """The tokens of a forward pass, with the cached tokens and sources that they attend to.
 
     Attributes:
-        new: the tokens of the pass.
-        run: how the pass runs.
-        slots: for the layers of each reach, which tokens the slots of the cache hold and where the
-            new ones go; keys and values are in the layers' states. None: the tokens are complete
-            sequences.
-        source: length and padding of the sources; None: the model reads none.
-        encoded: the encoder's result for the sources; None: the cache has read them.
-        contexts: what all layers with a sub-layer share in the pass; see `sublayer.with_contexts`.
+        new: positions and documents of the new tokens.
+        run: execution options, dropout key and hooks of the forward pass.
+        cache_views: {window size, or None for all tokens: the `TableView` of the forward pass for
+            layers with this window}. If `cache_views` is None, there is no cache, and the tokens
+            are complete sequences. The cached keys and values are in the states of the layers.
+        source: length and padding of the sources; None for a model without a source.
+        encoded: the encoder's output for the sources; None if the cache holds their keys and
+            values.
+        contexts: the result of `SubLayer.context` for each sub-layer; see `sublayer.with_contexts`.
     """
 
     new: TokenInfo
     run: Run
-    slots: Mapping[int | None, SlotView] | None = None
+    cache_views: Mapping[int | None, TableView] | None = None
     source: TokenInfo | None = None
     encoded: Forward | None = None
     contexts: Mapping[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_sequences(cls, inputs: Inputs, run: Run, encoded: Forward | None = None) -> "Tokens":
-        """Returns the pass over complete sequences; `encoded` is the result for their sources."""
+    def from_sequences(cls, inputs: Inputs, run: Run, encoded: Forward | None = None) -> "Tokens":
+        """Returns the tokens of complete sequences; `encoded` is the encoder's output."""
         length, source = inputs.tokens.shape[1], None
         positions, documents = jnp.arange(length, dtype=jnp.int32), None
-        if inputs.segments is not None:
-            begin = DocumentCursor.begin(inputs.segments.shape[0])
-            documents, positions, _ = document_positions(inputs.segments, begin)
+        if inputs.segment_ids is not None:
+            begin = DocumentCursor.begin(inputs.segment_ids.shape[0])
+            documents, positions, _ = document_positions(inputs.segment_ids, begin)
         if encoded is not None:
-            source = TokenInfo(encoded.hidden.shape[1], None, inputs.source_segments)
+            source = TokenInfo(encoded.hidden.shape[1], None, inputs.source_segment_ids)
         return cls(TokenInfo(length, positions, documents), run, None, source, encoded)
 
     @classmethod
-    def of_cache(cls, inputs: Inputs, cache: Cache, run: Run) -> tuple["Tokens", Cache]:
-        """Returns (the pass over tokens that continue a cache, the cache with their slots)."""
-        segments = continued_segments(inputs.segments, cache.cursor, inputs.tokens.shape[:2])
-        cache, new, slots = cache.append(segments)
-        return cls(new, run, slots, cache.source), cache
+    def from_cache(cls, inputs: Inputs, cache: Cache, run: Run) -> tuple["Tokens", Cache]:
+        """Appends the tokens' positions to a cache; returns the tokens and the longer cache."""
+        segment_ids = continued_segment_ids(
+            inputs.segment_ids, cache.cursor, inputs.tokens.shape[:2]
+        )
+        cache, new, views = cache.append(segment_ids)
+        return cls(new, run, views, cache.source), cache
 
-    def tap(self, hooks: Hooks) -> Tap:
-        """Returns the tap of the tokens for some points."""
-        return Tap(hooks, self.new.positions, self.new.segments, self.run.placement)
+    def hook(self, hooks: Hooks) -> HookPoints:
+        """Returns the hook points of a forward pass over these tokens."""
+        return HookPoints(hooks, self.new.positions, self.new.segment_ids, self.run.placement)
 
     def self_attention(self, mask: Mask, scores: Scores) -> Context:
-        """Returns what the tokens attend to: each other and, with a cache, its slots."""
+        """Returns the `Context` of self-attention, whose keys may be in a cache."""
         run = self.run
-        if self.slots is None:
-            return self._without_slots(mask, scores)
-        view = self.slots[mask.reach if mask.reach in self.slots else None]
-        keys, reads = view.slots, "slots"
+        if self.cache_views is None:
+            return self._within_sequence(mask, scores)
+        view = self.cache_views[mask.reach if mask.reach in self.cache_views else None]
+        keys, reads = view.tokens, "slots"
         if view.earlier is not None:
             keys, reads = view.earlier.followed_by(self.new), "slots before, and new tokens"
-        at_once = is_step(run, self.new.length)
-        if at_once:  # all layers share the bias and the mask
+        is_one_step = is_step(run, self.new.length)
+        if is_one_step:
+            # The bias and the mask are evaluated here, once for all layers that share them.
             scores, mask = scores.evaluated(self.new, keys), DenseMask(mask(self.new, keys))
-        # Captured weights need the axis of slots, so explicit attention always reads them.
-        elif run.is_first and implementation_of(run) != "explicit":
-            context = self._without_slots(mask, scores)
+        # The implementation "explicit" always reads all slots of the cache, because the captured
+        # attention weights have one key per slot.
+        elif run.is_first and choose_implementation(run) != "explicit":
+            context = self._within_sequence(mask, scores)
             return replace(context, written=view.written, reads="new tokens")
         return Context(
             mask,
             self.new,
             keys,
             scores,
-            "step" if at_once else implementation_of(run),
+            "step" if is_one_step else choose_implementation(run),
             written=view.written,
             reads=reads,
             positions=self.new.positions,
             placement=run.placement,
         )
 
-    def _without_slots(self, mask: Mask, scores: Scores) -> Context:
-        """Returns the context of tokens that attend to each other only, along a row."""
-        # The order along a row is the order within each document, so a causal mask needs no
-        # positions. Windows, prefixes and biases need them. With documents, they are known only
-        # where the program runs.
+    def _within_sequence(self, mask: Mask, scores: Scores) -> Context:
+        """Returns the `Context` of tokens that attend only to each other."""
+        # Tokens of a document are in order, so a causal mask can use the index in the sequence,
+        # which is static. Windows, prefixes and biases need positions, which depend on data if
+        # documents are packed.
         tokens = self.new
-        needs_them = mask.needs_positions or scores.bias is not None
+        needs_positions = mask.needs_positions or scores.bias is not None
         info = tokens
-        if tokens.segments is None or not needs_them:
+        if tokens.segment_ids is None or not needs_positions:
             info = replace(tokens, positions=None)
         return Context(
             mask,
             info,
             info,
             scores,
-            implementation_of(self.run),
+            choose_implementation(self.run),
             positions=tokens.positions,
             in_order=True,
             placement=self.run.placement,
         )
 
     def source_attention(self, scores: Scores) -> Context:
-        """Returns the context of tokens that attend to a whole source, except to its padding.
+        """Returns the `Context` of attention to all tokens of a source except padding.
 
         Raises:
-            ValueError: there is no source.
+            ValueError: `source` is None.
         """
         if self.source is None:
-            raise ValueError("source is None; cross-attention reads one")
+            raise ValueError("source is None, but cross-attention needs a source")
         point, run, num_queries = "cross_attention.weights", self.run, self.new.length
-        # A cache has zeros as keys and values of padding.
-        at_once = self.encoded is None and is_step(run, num_queries, point)
+        # Attention with implementation "step" does not mask NaN at padding. In a cache, the keys
+        # and values of padding are zero, not NaN.
+        is_one_step = self.encoded is None and is_step(run, num_queries, point)
         return Context(
             Padding(),
             TokenInfo(num_queries),
             self.source,
             scores,
-            "step" if at_once else implementation_of(run, point),
-            point=point,
+            "step" if is_one_step else choose_implementation(run, point),
+            hook_point=point,
             placement=run.placement,
         )

@@ -1,4 +1,4 @@
-"""Stacks of layers: their trees of arrays, and what their backward pass recomputes."""
+"""Trees of stacked weights, and rematerialization policies."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -11,7 +11,8 @@ from jaxtyping import PRNGKeyArray
 from jaxformer.functional.linear.products import STORED
 
 Weights = Mapping[str, Any]
-Initializers = dict[str, Callable[[PRNGKeyArray], Weights]]  # of the parts of a model, by name
+# {name of a part of a model: function that initializes its weights from a random key}.
+Initializers = dict[str, Callable[[PRNGKeyArray], Weights]]
 
 
 def split_key(key: PRNGKeyArray | None, num: int) -> list[PRNGKeyArray | None]:
@@ -20,15 +21,15 @@ def split_key(key: PRNGKeyArray | None, num: int) -> list[PRNGKeyArray | None]:
 
 
 def unstack(tree: Any, num_layers: int) -> list:
-    """Splits a tree of stacked arrays into a list of one tree per layer; returns a list unchanged.
+    """Splits a tree of stacked arrays into one tree per layer; returns a list unchanged.
 
-    Call this once before a decoding loop: slicing stacked weights inside the loop is slow.
+    Call this once before a decoding loop, because slicing stacked weights inside the loop is slow.
     """
     if isinstance(tree, list):
         return tree
     leaves, treedef = jax.tree.flatten(tree)
-    # The gradient of a split is one concatenation. That of an index is an array of zeros as large
-    # as all layers.
+    # The gradient of a split is one concatenation. The gradient of indexing would write an array of
+    # zeros as large as all layers.
     split = [jax.lax.split(leaf, (1,) * num_layers, axis=0) for leaf in leaves]
     if not leaves:
         return [tree] * num_layers
@@ -41,9 +42,9 @@ def stack_trees(tree: Any) -> Any:
 
 
 def find_period(settings: Sequence[Any]) -> tuple[int, int]:
-    """Returns (first, period): from `first` on, the settings repeat with that period.
+    """Returns (first, period), where settings[i + period] == settings[i] for all i ≥ first.
 
-    Of all such pairs it has the smallest sum.
+    If several pairs satisfy this, the function returns the pair with the smallest first + period.
     """
     num = len(settings)
     return min(
@@ -57,7 +58,8 @@ def find_period(settings: Sequence[Any]) -> tuple[int, int]:
     )
 
 
-# Values stored for the backward pass: all; only products with weights; only block inputs.
+# For the backward pass, the policies store all values, only products with weights, or only the
+# inputs of blocks.
 REMAT = {
     "none": lambda run, **_: run,
     "dots": partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(STORED)),

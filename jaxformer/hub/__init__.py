@@ -1,1 +1,1 @@
-"""Formats of other libraries, read and written: Hugging Face and GGUF."""
+"""Import and export of models in the formats of Hugging Face, and export to GGUF."""

@@ -1,8 +1,8 @@
-"""Reader for a LoRA adapter of Hugging Face's PEFT library in the folder of its model.
+"""Reader for LoRA adapters of the PEFT library that are stored in the folder of their model.
 
-transformers loads such an adapter with the model. This module adds the adapter's updates to the
-weights: W + scale · B A, with A stored as lora_A.weight [rank, inputs] and B as lora_B.weight
-[outputs, rank].
+Like transformers, jaxformer loads an adapter in a model's folder together with the model. This
+module adds the adapter's updates to the weights: W + scale · B A. A is stored as lora_A.weight
+[rank, inputs], and B as lora_B.weight [outputs, rank].
 """
 
 import re
@@ -22,8 +22,8 @@ from jaxformer.hub.table import TensorEntry
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
-# Options that only concern training or bookkeeping. PEFT derives `fan_in_fan_out` from the class of
-# a layer, and the base model is the one in the same folder.
+# Options that do not affect the outputs. PEFT derives `fan_in_fan_out` from the class of a layer.
+# `base_model_name_or_path` is not needed, because the base model is in the same folder.
 _HARMLESS = frozenset(
     """
     auto_mapping base_model_name_or_path fan_in_fan_out inference_mode lora_dropout megatron_core
@@ -37,13 +37,13 @@ _NAME = re.compile(re.escape(PREFIX) + r"(?P<module>.+)\.lora_(?P<factor>[AB])\.
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter whose values are not read yet.
+    """A LoRA adapter, with tensors whose values are not read yet.
 
     Args:
-        path: The file of its tensors.
+        path: The file with the adapter's tensors.
         factors: {module: {"A": tensor, "B": tensor}}.
-        scales: {module: scale of its update}.
-        targets: The options that select modules.
+        scales: {module: scale of the module's update}.
+        targets: The options that select the adapted linear layers.
     """
 
     path: Path
@@ -52,22 +52,22 @@ class Adapter:
     targets: "Targets"
 
     def applied(self, tensors: dict[str, Tensor], entries: list[TensorEntry], base: str) -> dict:
-        """Returns the model's tensors by their names in the table, with the updates added.
+        """Adds the updates to the model's tensors.
 
         Args:
-            tensors: The model's tensors.
-            entries: The table entries that describe them.
-            base: The prefix of tensor names that files of a bare model leave out.
+            tensors: The model's tensors by their names (`TensorEntry.theirs`).
+            entries: The `TensorEntry` of each tensor.
+            base: A prefix of tensor names, such as "model."; files of a bare model omit it.
 
         Raises:
-            ValueError: If an update fits no weight of the model.
+            ValueError: The adapter updates a linear layer that the model does not have.
         """
         applied: dict[str, Tensor | Adapted] = dict(tensors)
         by_module = {x.theirs.removesuffix(".weight"): x for x in entries if is_map(x)}
         for module, factors in self.factors.items():
             entry = by_module.get(module, by_module.get(base + module))
             if entry is None:
-                raise ValueError(f"{self.path}: the model has no linear map {module}")
+                raise ValueError(f"{self.path}: the model has no linear layer {module}")
             inputs, outputs = entry.layout.shape(entry.shapes)
             rank = factors["A"].shape[0]
             factors["A"].check((rank, inputs))
@@ -78,23 +78,23 @@ class Adapter:
             module
             for module, entry in by_module.items()
             if applied[entry.theirs] is tensors[entry.theirs]
-            and not entry.ours[0].startswith("head/")  # "all-linear" never selects the head
+            and not entry.ours[0].startswith("head/")  # "all-linear" never selects the head.
         )
         return applied
 
     def _warn_of_missing(self, unchanged: Iterable[str]) -> None:
-        """Warns of modules that the config selects and the file lacks. PEFT warns too."""
+        """Warns, like PEFT, if the file has no update of a layer that the config selects."""
         if missing := list(filter(self.targets.is_adapted, unchanged)):
             more = f" and {len(missing) - 1} more modules" if len(missing) > 1 else ""
             warnings.warn(
-                f"{self.path} has no update of {missing[0]}{more}, although {CONFIG} selects it; "
-                "its weights remain those of the model",
+                f"{self.path} has no LoRA weights for {missing[0]}{more}, although {CONFIG} "
+                "selects this part of the model, which therefore remains unchanged",
                 stacklevel=2,
             )
 
 
 class Adapted(NamedTuple):
-    """A tensor of the model with its update. Like a `Tensor`, it can be checked and mapped.
+    """A tensor of the model with a LoRA update, with the methods `check` and `mapped` of `Tensor`.
 
     Args:
         tensor: The model's tensor.
@@ -111,26 +111,26 @@ class Adapted(NamedTuple):
     is_transposed: bool
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Raises ValueError if the model's tensor has another shape."""
+        """Raises ValueError unless the shape of the model's tensor is `shape`."""
         self.tensor.check(shape)
 
     def mapped(self) -> np.ndarray:
-        """Returns the updated values in float32."""
+        """Returns the sum of the tensor and its update, in float32."""
         up, down = (np.asarray(x.mapped(), np.float32) for x in (self.up, self.down))
         update = np.float32(self.scale) * (up @ down)
         return np.float32(self.tensor.mapped()) + (update if self.is_transposed else update.T)
 
 
 def is_map(entry: TensorEntry) -> bool:
-    """Returns whether the entry is the weight of one linear map, and not of all experts."""
+    """Returns whether the entry is the weight of one linear layer, not the weights of experts."""
     return entry.ours[0].endswith("/kernel") and len(entry.their_shape) == 2
 
 
 def read_adapter_beside(folder: Path) -> Adapter | None:
-    """Reads the adapter in the folder of a model. Returns None if there is none.
+    """Reads the adapter in the folder of a model, or returns None if the folder has no adapter.
 
     Raises:
-        ValueError: If the adapter is incomplete or has an option that is not implemented.
+        ValueError: The adapter is incomplete or has an option that is not implemented.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -154,7 +154,9 @@ def read_adapter_beside(folder: Path) -> Adapter | None:
     for name, tensor in file_tensors(weights).items():
         parts = _NAME.fullmatch(name)
         if parts is None:
-            raise ValueError(f"{weights}: tensor {name} is no lora_A or lora_B of a linear map")
+            raise ValueError(
+                f"{weights}: tensor {name} is not a lora_A or lora_B of a linear layer"
+            )
         factors.setdefault(parts["module"], {})[parts["factor"]] = tensor
     scales = {}
     for module, both in factors.items():
@@ -163,28 +165,34 @@ def read_adapter_beside(folder: Path) -> Adapter | None:
         if not targets.is_adapted(module):
             raise options.error(
                 "target_modules",
-                f"by this and the other options there is no update of {module}, which "
-                f"{weights.name} has",
+                f"{weights.name} has LoRA weights for {module}, but {CONFIG} does not select this "
+                "module",
             )
         r = pattern_value(ranks, module, rank)
         if both["A"].shape[:1] != (r,):
-            raise ValueError(f"{weights}: lora_A of {module} is {both['A'].shape}; r is {r}")
+            raise ValueError(
+                f"{weights}: lora_A of {module} has shape {both['A'].shape}, but {CONFIG} sets "
+                f"rank {r}"
+            )
         scales[module] = pattern_value(alphas, module, alpha) / (r**0.5 if root else r)
     return Adapter(weights, factors, scales, targets)
 
 
-# ---- which linear maps the options of an adapter select
+# ---- options of an adapter that select linear layers
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Options of an adapter's config that select the linear maps with an update.
+    """Options of an adapter's config that select the linear layers with an update.
 
     Attributes:
-        modules: A regular expression that matches whole names, or names and ends of names.
-        excluded: The same for maps that have no update although `modules` selects them.
-        layers: The numbers of the adapted layers; None: all layers.
-        layer_lists: Regular expressions for the names of lists of layers; empty: any list.
+        modules: A regular expression that matches whole names, or a list of names and name
+            suffixes.
+        excluded: Names of linear layers that have no update, in the format of `modules`.
+        layers: The indices of the adapted layers, or None for all layers.
+        layer_lists: Regular expressions for the names of module lists, such as "layers". An index
+            in `layers` selects an entry of each list with a matching name or, if `layer_lists` is
+            empty, of every list.
     """
 
     modules: str | tuple[str, ...]
@@ -193,27 +201,27 @@ class Targets:
     layer_lists: tuple[str, ...] = ()
 
     def is_adapted(self, module: str) -> bool:
-        """Returns whether the options select a linear map.
+        """Returns whether the options select a linear layer.
 
         Args:
-            module: The map's name in the adapter's model, such as "model.layers.0.mlp.up_proj".
+            module: The layer's name in transformers, such as "model.layers.0.mlp.up_proj".
         """
         if _selects(self.excluded, module):
             return False
         if self.modules == _ALL:
             return True
         if not isinstance(self.modules, str) and module in self.modules:
-            return True  # a whole name selects its map in any layer
+            return True  # `layers` does not restrict a module that is listed by its full path.
         return _selects(self.modules, module) and self._is_layer_adapted(module)
 
     def _is_layer_adapted(self, module: str) -> bool:
-        """Returns whether the first numbered list that fits `layer_lists` has an adapted layer."""
+        """Returns whether `layers` is None or contains the layer index in a module's name."""
         if self.layers is None:
             return True
         return next(self._layers(module), None) in self.layers
 
     def _layers(self, module: str) -> Iterator[int]:
-        # Without `layers_pattern`, PEFT requires a component before the name of the list.
+        # Without `layers_pattern`, PEFT requires a parent module of the list, as in "model.layers".
         for pattern in self.layer_lists or (r".*\.[^.]*",):
             for found in _LAYER.finditer(module):
                 if fully_matches(rf"(.*\.)?({pattern})", module[: found.start()]):
@@ -221,10 +229,10 @@ class Targets:
 
 
 def read_targets(options: Options) -> Targets:
-    """Reads the options that select linear maps.
+    """Reads the options that select linear layers.
 
     Raises:
-        ValueError: If one has a value that PEFT does not accept.
+        ValueError: An option has a value that PEFT does not accept.
     """
     modules = _names(options, "target_modules", options.take("target_modules", None))
     modules = _ALL if isinstance(modules, str) and modules.lower() == _ALL else modules
@@ -236,7 +244,9 @@ def read_targets(options: Options) -> Targets:
     layers = options.take("layers_to_transform", [])
     layers = layers if isinstance(layers, list) else [layers]
     if not all(type(layer) is int and layer >= 0 for layer in layers):
-        raise options.error("layers_to_transform", "it must be a number of a layer or a list")
+        raise options.error(
+            "layers_to_transform", "it must be the index of a layer, or a list of indices"
+        )
     if isinstance(modules, str) and (layers or lists):
         key = "layers_to_transform" if layers else "layers_pattern"
         raise options.error(key, "PEFT accepts it only if target_modules is a list of names")
@@ -244,13 +254,17 @@ def read_targets(options: Options) -> Targets:
 
 
 def pattern_value(patterns: dict[str, float], module: str, default: float) -> float:
-    """Returns the value of the first pattern that matches a name or its last components."""
+    """Returns the value of the first pattern that matches a module's name or a suffix of the name.
+
+    A suffix starts after a dot, such as "up_proj" in "mlp.up_proj". If no pattern matches,
+    `default` is returned.
+    """
     matching = (key for key in patterns if fully_matches(rf"(.*\.)?({key})", module))
     return patterns.get(next(matching, ""), default)
 
 
 def read_patterns(options: Options, key: str) -> dict[str, float]:
-    """Returns an option that maps regular expressions of names to positive numbers."""
+    """Reads an option that maps regular expressions for names to positive numbers."""
     numbers = options.mapping(key)
     for pattern, value in numbers.items():
         if type(value) not in (int, float) or not 0 < value < 1e300:
@@ -260,7 +274,7 @@ def read_patterns(options: Options, key: str) -> dict[str, float]:
 
 
 def _names(options: Options, key: str, value: object) -> str | tuple[str, ...]:
-    """Returns an option that is a regular expression or a list of names."""
+    """Reads an option that is a regular expression or a list of names."""
     if isinstance(value, str):
         _check(options, key, value)
         return value

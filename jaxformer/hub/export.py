@@ -1,4 +1,4 @@
-"""Export of a model to a folder that transformers opens as the matching class."""
+"""Export of a model to a folder that transformers can load."""
 
 import math
 from collections import ChainMap
@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxformer.artifacts.files import new_folder, write_json
-from jaxformer.artifacts.saved import check_layers_of_config, checked_params
+from jaxformer.artifacts.saved import check_of_config, checked_params
 from jaxformer.artifacts.tensors import flat, flat_shapes, write_tensors
 from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.hub.checkpoint_format import CheckpointFormat
 from jaxformer.hub.families import FAMILIES
-from jaxformer.hub.family import Family
 from jaxformer.hub.generation import written_generation
 from jaxformer.hub.table import entries
 from jaxformer.hub.tokenizers.files import write_tokenizer
@@ -28,8 +28,8 @@ from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.parameters import shape_tree
 
-# Parameters that a class of transformers may need and our model may lack, as changes to our config.
-# They are exported as zeros, which change no result.
+# Some classes of transformers require parameters that a model may lack. These config changes add
+# the parameters. Export fills the added parameters with zeros, so that the results do not change.
 _BIASES = ("use_bias", "query_key_value_bias", "attention_output_bias", "feedforward_bias")
 _ZEROS: tuple[dict[str, Any], ...] = (
     {"head_bias": True},
@@ -45,38 +45,38 @@ def export(
     variables: Variables,
     tokenizer: Tokenizer | None = None,
     *,
-    family: str | None = None,
+    model_type: str | None = None,
     dtype: str | None = None,
 ) -> str:
-    """Writes a folder that transformers opens as the matching class.
+    """Writes a folder that transformers loads as an equivalent model.
 
-    The folder holds config.json, generation_config.json, model.safetensors and the tokenizer's
-    files. A tokenizer that was read from a folder of transformers keeps its settings there, such as
-    its chat template.
+    The folder contains config.json, generation_config.json, model.safetensors and the tokenizer's
+    files. A tokenizer that came from a folder of transformers keeps its settings, such as its chat
+    template.
 
     Args:
         folder: The folder to create.
         model: The model.
-        variables: Its variables.
-        tokenizer: Its tokenizer, if it has one.
-        family: A model_type of transformers. None: the family that the model came from
-            (`model.family`) or, if that family has no such model, the first family that has one.
-        dtype: dtype of the tensors, one of `CheckpointDType`. None: the dtype of the checkpoint
-            that the model came from (`model.checkpoint_dtype`) or, without one, of the variables.
+        variables: The model's variables.
+        tokenizer: The model's tokenizer, or None.
+        model_type: A model_type of transformers. Defaults to the model's original family
+            (`model.model_type`), or to the first family that can represent the model.
+        dtype: dtype of the tensors, one of `CheckpointDType`. Defaults to the dtype of the original
+            checkpoint (`model.checkpoint_dtype`), or to that of the variables.
 
     Returns:
         The name of the class in transformers.
 
     Raises:
-        ValueError: If no family has such a model, the folder exists, the variables do not fit the
-            model, or a value exceeds the range of the dtype.
+        ValueError: No family can represent the model, the folder exists, the variables do not
+            fit the model, or a value exceeds the range of the dtype.
     """
     accepted = get_args(CheckpointDType)
     if dtype not in (None, *accepted):
         raise ValueError(f"dtype is {dtype!r}; it must be {', '.join(map(repr, accepted))} or None")
+    check_of_config(model)
     params = checked_params(model, variables)
-    check_layers_of_config(model)
-    matching, config, options = counterpart(model.config, preferred(family, model.family))
+    matching, config, options = counterpart(model.config, preferred(model_type, model.model_type))
     leaves = with_zeros(params, config)
     wanted = entries(matching.rows(config), config, {name: x.shape for name, x in leaves.items()})
     with new_folder(folder) as unfinished:
@@ -102,91 +102,101 @@ def export(
 
 
 def _converted(name: str, make: Callable[[], np.ndarray], dtype: np.dtype) -> np.ndarray:
-    """Returns a tensor in another dtype; raises ValueError if a value exceeds the dtype's range."""
+    """Converts a tensor to `dtype`; raises ValueError if a value exceeds the range of `dtype`."""
     tensor = make()
     with np.errstate(over="ignore"):
         converted = tensor.astype(dtype)
     if dtype.name == "float16" and not np.array_equal(np.isinf(tensor), np.isinf(converted)):
         raise ValueError(
-            f"tensor {name} has values beyond the range of float16; export it with dtype "
+            f"tensor {name} has values beyond the range of float16; export the model with dtype "
             "'bfloat16' or 'float32'"
         )
     return converted
 
 
 def preferred(
-    family: str | None, origin: str | None, names: Collection[str] = FAMILIES
-) -> list[Family]:
-    """Returns the families to export as, in the order in which they are tried.
+    model_type: str | None, origin: str | None, names: Collection[str] = FAMILIES
+) -> list[CheckpointFormat]:
+    """Returns the candidate families for an export, in order of preference.
 
     Args:
-        family: The only one; None: all of `names`.
-        origin: The family that the model came from, which is tried first.
-        names: The names to choose from.
+        model_type: The only candidate. If None, all of `names` are candidates.
+        origin: The model's original family, which is the first candidate.
+        names: The supported families.
 
     Raises:
-        ValueError: If `family` is none of the names.
+        ValueError: `model_type` is not in `names`.
     """
-    if family is None:
+    if model_type is None:
         return [FAMILIES[name] for name in sorted(names, key=lambda name: name != origin)]
-    if family not in names:
-        raise ValueError(f"family is {family!r}; it must be one of {', '.join(names)}")
-    return [FAMILIES[family]]
+    if model_type not in names:
+        raise ValueError(f"model_type is {model_type!r}; it must be one of {', '.join(names)}")
+    return [FAMILIES[model_type]]
 
 
 def counterpart(
-    config: ModelConfig, families: Iterable[Family]
-) -> tuple[Family, TransformerConfig, dict]:
-    """Finds the first family that has this model.
+    config: ModelConfig, families: Iterable[CheckpointFormat]
+) -> tuple[CheckpointFormat, TransformerConfig, dict]:
+    """Finds the first family that can represent a model.
 
-    A class that computes logits (the first class of its family) is preferred to a bare class, even
-    if only the former needs parameters of zeros.
+    The function prefers the first class of a family, which computes logits, to a class that returns
+    only hidden states, even if the first class needs additional parameters.
 
     Args:
-        config: Our config.
-        families: The families to try, in this order.
+        config: The model's config.
+        families: The candidate families, in order of preference.
 
     Returns:
-        The family, our config (possibly with added parameters of zeros), and the options of their
-        config.json.
+        The family, the config and the options for config.json. The config may have additional
+        parameters, whose values are zero.
 
     Raises:
-        ValueError: If none of the families has such a model.
+        ValueError: None of the families can represent the model.
     """
     families = list(families)
-    suitable = [family for family in families if family.config is type(config)]
+    suitable = [
+        checkpoint_format
+        for checkpoint_format in families
+        if checkpoint_format.config is type(config)
+    ]
     if not suitable or not isinstance(config, TransformerConfig):
         raise ValueError(_no_class(config, families))
     bare, reasons = None, {}
-    for candidate, family in product(_with_zeros(config), suitable):
+    for candidate, checkpoint_format in product(_with_zeros(config), suitable):
         try:
-            options = family.to_options(candidate)
+            options = checkpoint_format.to_options(candidate)
         except ValueError as error:
-            reasons.setdefault(family.model_type, str(error))
+            reasons.setdefault(checkpoint_format.model_type, str(error))
             continue
-        if options["architectures"] == [next(iter(family.architectures))]:
-            return family, candidate, options
-        bare = bare or (family, candidate, options)
+        if options["architectures"] == [next(iter(checkpoint_format.architectures))]:
+            return checkpoint_format, candidate, options
+        bare = bare or (checkpoint_format, candidate, options)
     if bare:
         return bare
     nearest = min(reasons, key=lambda name: (reasons[name].count(";"), len(reasons[name])))
     if len(suitable) == 1:
-        raise ValueError(f"{nearest} has no such model: {reasons[nearest]}")
+        raise ValueError(f"the family {nearest} cannot represent this model: {reasons[nearest]}")
     raise ValueError(
-        f"transformers has no such model; the nearest is {nearest}: {reasons[nearest]}"
+        f"no family of transformers can represent this model; the closest is {nearest}: "
+        f"{reasons[nearest]}"
     )
 
 
-def _no_class(config: ModelConfig, families: list[Family]) -> str:
-    """Returns the message that none of the families has models of this kind."""
+def _no_class(config: ModelConfig, families: list[CheckpointFormat]) -> str:
+    """Returns the error message for a config class that no candidate family supports."""
     name = type(config).__name__
-    if any(family.config is type(config) for family in FAMILIES.values()):
-        return f"family is {families[0].model_type!r}, which has no model with {name}"
+    if any(checkpoint_format.config is type(config) for checkpoint_format in FAMILIES.values()):
+        return (
+            f"model_type is {families[0].model_type!r}, but this family has no models with {name}"
+        )
     return f"transformers has no counterpart of a {name}, so this model cannot be exported"
 
 
 def _with_zeros(config: TransformerConfig) -> Iterator[TransformerConfig]:
-    """Yields the config, then variants with added parameters of zeros, those with few first."""
+    """Yields the config, then variants with additional parameters, whose values are zero.
+
+    Variants with fewer additional parameters come first.
+    """
     has = {field.name for field in fields(config)}
     missing = [
         part for part in _ZEROS if has >= set(part) and not all(getattr(config, x) for x in part)
@@ -196,11 +206,11 @@ def _with_zeros(config: TransformerConfig) -> Iterator[TransformerConfig]:
             try:
                 yield replace(config, **ChainMap(*added)) if added else config
             except ValueError:
-                continue  # these parts exclude one another
+                continue  # The config rejects this combination of fields.
 
 
 def with_zeros(params: dict, config: TransformerConfig) -> dict:
-    """Returns the parameters by path, with zeros for those that only `config` has."""
+    """Returns the parameters by path, and zeros for the parameters that `config` adds."""
     leaves = flat(params)
     shapes = flat_shapes(shape_tree(build(config))).items()
     return {name: leaves.get(name, np.zeros(shape, np.float32)) for name, shape in shapes}

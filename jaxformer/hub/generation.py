@@ -1,9 +1,9 @@
-"""Reader and writer of the options for generation in Hugging Face's files.
+"""Reader and writer of the generation options in files of Hugging Face.
 
-transformers reads them from generation_config.json or, if that is missing, from config.json. An
-option that the file leaves out has the default of transformers. Each option sets a field of
-`GenerationDefaults` or `Constraints`, or does not change which tokens are generated, or is stored
-as unsupported. Generation then refuses it by name.
+As in transformers, generation_config.json is read or, if this file is missing, config.json. A
+missing option has the default of transformers. An option either sets a field of
+`GenerationDefaults` or `Constraints`, or has no effect on the generated tokens, or is unsupported.
+The unsupported options are stored, and generation raises an error that lists them.
 """
 
 import json
@@ -19,9 +19,10 @@ from jaxformer.models.config.generation import NO_CONSTRAINTS, Constraints, Gene
 _CONSTRAINTS = frozenset(field.name for field in fields(Constraints))
 _DEFAULTS = frozenset(field.name for field in fields(GenerationDefaults))
 _DEFAULTS -= {"constraints", "unsupported"}
-_LISTS = ("eos_token_id", "forced_eos_token_id")  # a single id means a list with that id
-# Defaults of transformers for options that have no neutral value. Its default of max_length, 20
-# tokens, is not among them: it is only meant to make a first call short.
+# The value of these options is a list of ids, or one id in place of a list with one entry.
+_LISTS = ("eos_token_id", "forced_eos_token_id")
+# Defaults of transformers for options that are not set. The default max_length of 20 tokens is
+# omitted, because it would only make outputs short.
 _USUAL: dict[str, Any] = {
     "do_sample": False,
     "temperature": 1.0,
@@ -35,7 +36,7 @@ _USUAL: dict[str, Any] = {
     "early_stopping": False,
 }
 
-# Options that change the output and are not implemented, by the value that has no effect.
+# Options that are not implemented, and the value at which each option does not change the output.
 _BY_NEUTRAL_VALUE = {
     None: """constraints dola_layers force_words_ids max_time stop_strings token_healing top_h
         watermarking_config""",
@@ -43,8 +44,8 @@ _BY_NEUTRAL_VALUE = {
     1: "guidance_scale num_beam_groups",
 }
 _UNSUPPORTED = {x: value for value, names in _BY_NEUTRAL_VALUE.items() for x in names.split()}
-# Options of generation_config.json that do not change which tokens are generated. transformers has
-# not read forced_decoder_ids since version 5.
+# Options of generation_config.json that do not affect the generated tokens. Since version 5,
+# transformers ignores forced_decoder_ids.
 _HARMLESS = frozenset(
     """
     _from_model_config assistant_confidence_threshold assistant_early_exit
@@ -64,17 +65,17 @@ _EMPTY = (None, False, [], {}, "")
 def read_generation(
     folder: Path, vocab_size: int, class_defaults: Mapping[str, Any]
 ) -> GenerationDefaults:
-    """Reads the settings for generation in a folder.
+    """Reads the generation options of a folder.
 
     Args:
         folder: The folder.
-        vocab_size: The number of tokens of the model.
-        class_defaults: The options that their class of configs has where config.json has none. As
-            in transformers, they only apply without generation_config.json.
+        vocab_size: The model's vocabulary size.
+        class_defaults: The defaults of the config class in transformers. As in transformers, these
+            defaults apply only if generation_config.json is missing.
 
     Raises:
-        ValueError: If an option has a wrong type, or an id that the model lacks. The message names
-            the file.
+        ValueError: An option has a wrong type, or an id outside the vocabulary. The message
+            gives the file.
     """
     path = folder / "generation_config.json"
     if path.is_file():
@@ -84,7 +85,8 @@ def read_generation(
         config = read_json(path)
         stored = {key: value for key, value in config.items() if key in OPTIONS}
         content = {**class_defaults, **stored}
-        if config.get("force_bos_token_to_be_generated"):  # an older name
+        # Older files use this name for forced_bos_token_id.
+        if config.get("force_bos_token_to_be_generated"):
             content["forced_bos_token_id"] = content.get("bos_token_id")
     unsupported = tuple(
         f"{key}={json_text(value)}"
@@ -106,25 +108,29 @@ def read_generation(
 
 
 def _parsed(key: str, value: Any) -> Any:
-    """Returns None for the id -1, which some files write for "none"; makes single ids a list."""
+    """Converts the id -1 to None, and single ids of the options in `_LISTS` to lists.
+
+    In some files, -1 means that the option is not set.
+    """
     if value is None or (key.endswith("_token_id") and value == -1 and type(value) is int):
         return None
     return [value] if key in _LISTS and not isinstance(value, list) else value
 
 
 def without_options(defaults: GenerationDefaults, names: Iterable[str]) -> GenerationDefaults:
-    """Returns the settings that a checkpoint has if its files leave these options out.
+    """Removes options from generation settings, as if the checkpoint's files did not set them.
 
     Raises:
-        ValueError: There is no such option. The message lists the unsupported options.
+        ValueError: A name is not an option of generation_config.json. The message lists the
+            unsupported options that the checkpoint sets.
     """
     names = set(names)
     unsupported = {option.split("=", 1)[0]: option for option in defaults.unsupported}
     if unknown := names - OPTIONS - _HARMLESS - unsupported.keys():
         found = ", ".join(unsupported) or "none"
         raise ValueError(
-            f"{min(unknown)!r} is no option of generation_config.json; the options of this "
-            f"checkpoint that are not implemented: {found}"
+            f"{min(unknown)!r} is not an option of generation_config.json; this checkpoint sets "
+            f"these options that are not implemented: {found}"
         )
     rules = {key: getattr(NO_CONSTRAINTS, key) for key in names & _CONSTRAINTS}
     usual = {key: _USUAL.get(key, getattr(GenerationDefaults(), key)) for key in names & _DEFAULTS}
@@ -134,7 +140,7 @@ def without_options(defaults: GenerationDefaults, names: Iterable[str]) -> Gener
 
 
 def written_generation(defaults: GenerationDefaults) -> dict[str, Any]:
-    """Returns the options of generation_config.json for a model's settings for generation."""
+    """Converts a model's generation settings to the options of generation_config.json."""
     rules = {key: getattr(defaults.constraints, key) for key in _CONSTRAINTS}
     rules = {key: x for key, x in rules.items() if x != getattr(NO_CONSTRAINTS, key)}
     others = {key: getattr(defaults, key) for key in _DEFAULTS}

@@ -1,10 +1,11 @@
 """Export of a model to a GGUF file for llama.cpp: GPT-2, Llama, Mistral, Qwen 2 and 3.
 
-The `gguf` package writes the file. It maps the tensor names of transformers to those of the format.
+The `gguf` package writes the file and converts the tensor names of transformers to those of GGUF.
 
-llama.cpp has two algorithms for BPE. "gpt2" merges the bytes of a word by a list of merges; the key
-"pre" names a fixed pattern that divides a text into words. "llama" merges the characters of a whole
-text by the scores of the resulting tokens, as sentencepiece does.
+llama.cpp has two algorithms for BPE. The algorithm "gpt2" merges the bytes of each word according
+to a list of merges; the header field "pre" selects a fixed pattern that splits a text into words.
+The algorithm "llama" merges the characters of the whole text according to the scores of the tokens,
+as sentencepiece does.
 """
 
 import json
@@ -18,18 +19,20 @@ from typing import Any
 import numpy as np
 
 from jaxformer.artifacts.files import parse_json, replacing, require_new
-from jaxformer.artifacts.saved import check_layers_of_config, checked_params
+from jaxformer.artifacts.saved import check_of_config, checked_params
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tensors import flat, flat_shapes
-from jaxformer.artifacts.tokenizer import Tokenizer, steps_of
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.artifacts.tokenizer_files import CONFIG, MAP, TEMPLATE, TEMPLATES
+from jaxformer.artifacts.tokenizer_parts import list_steps
 from jaxformer.functional.positions import rotary_frequencies
+from jaxformer.hub.checkpoint_format import canonical
 from jaxformer.hub.export import counterpart, preferred
-from jaxformer.hub.family import canonical
 from jaxformer.hub.table import TensorEntry, entries
 from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.optional import import_optional
 
 ARCHITECTURES = {
     "gpt2": "GPT2",
@@ -39,13 +42,13 @@ ARCHITECTURES = {
     "qwen3": "QWEN3",
 }
 
-# The kinds of rotary scaling that llama.cpp implements for each architecture. "llama3" scaling has
-# a factor per frequency, stored as a tensor that only the architecture LLAMA reads.
+# The types of rotary scaling that llama.cpp implements for each architecture. "llama3" scaling
+# needs a tensor of factors per frequency, which only the architecture LLAMA reads.
 SCALINGS = {"LLAMA": ("linear", "llama3"), "QWEN2": ("linear",), "QWEN3": ("linear",), "GPT2": ()}
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"
-# Patterns of pre-tokenizers as published tokenizer.json files spell them.
+# Patterns of pre-tokenizers, exactly as in published tokenizer.json files.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTIONS, _DIGIT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"\p{N}"
 _WORDS = r"|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -57,7 +60,7 @@ _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# (patterns in the order in which they divide a text, ignore_merges): llama.cpp's name.
+# {(patterns in the order in which the tokenizer applies them, ignore_merges): name in llama.cpp}.
 _PRE = {
     ((_GPT2,), False): "gpt-2",
     ((_DIGIT, _GPT2), False): "smollm",
@@ -76,29 +79,30 @@ def export_gguf(
     tokenizer: Tokenizer | None,
     *,
     dtype: str = "f32",
-    family: str | None = None,
+    model_type: str | None = None,
 ) -> None:
     """Writes a GGUF file (see `write_gguf`).
 
     Args:
         path: The file to create.
         model: The model.
-        variables: Its variables.
-        tokenizer: Its tokenizer.
-        dtype: Type of the matrices in the file, "f32" or "q8_0".
-        family: A key of `ARCHITECTURES`. None: the family that the model came from or, if that is
-            not a key or has no such model, the first key whose family has.
+        variables: The model's variables.
+        tokenizer: The model's tokenizer.
+        dtype: The type of the matrices in the file, "f32" or "q8_0".
+        model_type: A key of `ARCHITECTURES`. Defaults to the model's original family, or to the
+            first family that can represent the model.
 
     Raises:
-        ValueError: If llama.cpp has no such model or tokenizer.
+        ValueError: Llama.cpp does not support the model or the tokenizer.
     """
-    gguf, params = package(), checked_params(model, variables)
-    check_layers_of_config(model)
-    families = preferred(family, model.family, ARCHITECTURES)
+    check_of_config(model)
+    gguf = import_optional("gguf", "write GGUF files", "gguf")
+    params = checked_params(model, variables)
+    families = preferred(model_type, model.model_type, ARCHITECTURES)
     matching, config, _ = counterpart(model.config, families)
     config, architecture = canonical(config), ARCHITECTURES[matching.model_type]
     if tokenizer is None:
-        raise ValueError("tokenizer is None; a GGUF file needs one")
+        raise ValueError("tokenizer is None, but a GGUF file must contain a tokenizer")
     check_supported(config, architecture)
     words = vocabulary(gguf, tokenizer, config.vocab_size)
     number = getattr(gguf.MODEL_ARCH, architecture)
@@ -106,7 +110,7 @@ def export_gguf(
     leaves, tensors = flat(params), {}
     for entry in entries(matching.rows(config), config, flat_shapes(params)):
         stem, leaf = entry.theirs.rsplit(".", 1)
-        tensor = of_file(entry, leaves, config, architecture == "LLAMA")
+        tensor = to_gguf_layout(entry, leaves, config, architecture == "LLAMA")
         tensors[f"{names.get_name(stem)}.{leaf}"] = tensor
     scaling = config.rotary_scaling
     if isinstance(scaling, RotaryScaling) and scaling.kind == "llama3":
@@ -117,62 +121,55 @@ def export_gguf(
     write_gguf(path, gguf, gguf.MODEL_ARCH_NAMES[number], header, tensors, dtype)
 
 
-def of_file(entry: TensorEntry, leaves: dict, config: TransformerConfig, turns: bool) -> np.ndarray:
-    """Returns a tensor in the file's layout.
+def to_gguf_layout(
+    entry: TensorEntry, leaves: dict, config: TransformerConfig, turns: bool
+) -> np.ndarray:
+    """Converts a tensor to the layout of GGUF, in which matrices are [outputs, inputs].
 
-    Matrices are [outputs, inputs]. With `turns`, for Llama, the two features of a rotary pair are
-    neighbours.
+    Args:
+        entry: The tensor of transformers.
+        leaves: jaxformer's parameters by path.
+        config: The config of the model.
+        turns: Whether to make the two features of each rotary pair adjacent. llama.cpp requires
+            this for the architecture LLAMA.
     """
     tensor = np.asarray(entry.to_theirs(leaves), np.float32)
     part = entry.ours[0].split("/")
     if part[-1] == "kernel" and not entry.is_transposed:
         tensor = tensor.T
-    if turns and part[-2] in ("query", "key"):  # llama.cpp rotates neighbouring rows of a head
+    if turns and part[-2] in ("query", "key"):
         heads = tensor.reshape(-1, 2, _rotated(config)[0] // 2, *tensor.shape[1:])
         tensor = heads.swapaxes(1, 2).reshape(tensor.shape)
     return tensor
 
 
 def check_supported(config: TransformerConfig, architecture: str) -> None:
-    """Raises ValueError if an architecture of llama.cpp cannot run the model."""
+    """Raises ValueError if llama.cpp's implementation of an architecture cannot run the model."""
     required = {"window": None, "rotary_fraction": 1.0, "attention_scale": None}
     if architecture == "GPT2":
         required |= {"activation": "gelu_tanh"}
     if architecture == "QWEN3":
         required |= {"query_key_value_bias": False, "attention_output_bias": False}
     faults = [
-        f"{name} is {getattr(config, name)!r}; in GGUF it must be {only!r}"
+        f"{name} is {getattr(config, name)!r}; for GGUF it must be {only!r}"
         for name, only in required.items()
         if getattr(config, name) != only
     ]
     if architecture == "QWEN2" and _rotated(config)[0] * config.num_heads != config.embed_dim:
         product = "head_dim times num_heads must be embed_dim"
-        faults.append(f"head_dim is {config.head_dim}; in GGUF {product}")
+        faults.append(f"head_dim is {config.head_dim}; for GGUF, {product}")
     scaling, kinds = config.rotary_scaling, SCALINGS[architecture]
     if scaling is not None and getattr(scaling, "kind", None) not in kinds:
-        accepted = f"its kind must be {' or '.join(kinds)}"
-        faults.append(f"rotary_scaling is {scaling}; in GGUF {accepted}")
+        accepted = f"its type must be {' or '.join(kinds)}"
+        faults.append(f"rotary_scaling is {scaling}; for GGUF, {accepted}")
     if faults:
         raise ValueError(f"{faults[0]} for a model of llama.cpp's architecture {architecture}")
 
 
 def _rotated(config: TransformerConfig) -> tuple[int, float]:
-    """Returns head_dim and rotary_base of a canonical config without patterns."""
-    # pyrefly: ignore[bad-return] (a canonical config is resolved)
+    """Returns head_dim and rotary_base of a config whose layers are all equal."""
+    # pyrefly: ignore[bad-return] (`canonical` returns plain numbers for equal layers)
     return config.head_dim, config.rotary_base
-
-
-def package() -> ModuleType:
-    """Returns the module `gguf`.
-
-    Raises:
-        ValueError: If it is not installed. The message says how to install it.
-    """
-    try:
-        import gguf
-    except ImportError:
-        raise ValueError("GGUF files need the package gguf; install jaxformer[gguf]") from None
-    return gguf
 
 
 def write_gguf(
@@ -187,19 +184,20 @@ def write_gguf(
 
     Args:
         path: The file to create.
-        gguf: The package.
-        name: llama.cpp's name of the architecture.
-        header: Values of the header. `add_…` of the package's writer is called with each.
-        tensors: Arrays by their GGUF names.
-        dtype: "f32", or "q8_0" for matrices (blocks of 32 integers with one scale). A matrix
-            whose rows 32 does not divide stays float32.
+        gguf: The module `gguf`.
+        name: The architecture's name in llama.cpp.
+        header: {name: value} of the header fields. The method `add_{name}` of `gguf.GGUFWriter`
+            writes each field.
+        tensors: The arrays by their GGUF names.
+        dtype: "f32", or "q8_0" for matrices in blocks of 32 integers with a common scale. A matrix
+            whose row length is not divisible by 32 stays float32.
 
     Raises:
-        ValueError: If `path` exists.
+        ValueError: `path` exists.
     """
     path = require_new(Path(path))
     if path.exists():
-        raise ValueError(f"{path} is a folder; name a file")
+        raise ValueError(f"{path} is a folder; choose the path of a file")
     with replacing(path) as temporary:
         writer = gguf.GGUFWriter(temporary, name)
         for key, value in header.items():
@@ -218,7 +216,7 @@ def write_gguf(
 
 
 def sizes(gguf: ModuleType, config: TransformerConfig) -> dict[str, Any]:
-    """Returns the sizes and constants of the architecture, as values of the header."""
+    """Returns the header fields for the sizes and constants of the architecture."""
     header: dict[str, Any] = {
         "context_length": config.max_length,
         "embedding_length": config.embed_dim,
@@ -243,24 +241,27 @@ def sizes(gguf: ModuleType, config: TransformerConfig) -> dict[str, Any]:
 
 
 def vocabulary(gguf: ModuleType, tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
-    """Returns the vocabulary of a tokenizer, as values of the header.
+    """Returns the header fields for the vocabulary of a tokenizer.
 
     Args:
-        gguf: The package.
+        gguf: The module `gguf`.
         tokenizer: The tokenizer.
-        vocab_size: Number of ids of the model.
+        vocab_size: The model's vocabulary size.
 
     Raises:
-        ValueError: If llama.cpp cannot encode as the tokenizer does. The message names the part.
+        ValueError: Llama.cpp would encode texts differently from `tokenizer`. The message names
+            the unsupported part of the tokenizer.
     """
     parts = json.loads(tokenizer.to_json())
     model = parts["model"]
     if model["type"] != "BPE":
-        raise ValueError(f"tokenizer is {model['type']}; only BPE can be exported to GGUF")
+        raise ValueError(
+            f"the tokenizer's type is {model['type']}; only BPE can be exported to GGUF"
+        )
     for name in ("continuing_subword_prefix", "end_of_word_suffix", "dropout"):
         if model.get(name):
-            raise ValueError(f"tokenizer has {name} {model[name]!r}; in GGUF it must have none")
-    is_of_bytes = any(step["type"] == "ByteLevel" for step in steps_of(parts, "pre_tokenizer"))
+            raise ValueError(f"tokenizer has {name} {model[name]!r}, which GGUF does not support")
+    is_of_bytes = any(step["type"] == "ByteLevel" for step in list_steps(parts, "pre_tokenizer"))
     words = {token: word for word, token in model["vocab"].items()}
     added = {entry["id"]: entry for entry in parts["added_tokens"]}
     names = words | {token: entry["content"] for token, entry in added.items()}
@@ -295,7 +296,7 @@ def vocabulary(gguf: ModuleType, tokenizer: Tokenizer, vocab_size: int) -> dict[
 
 
 def _type(token: int, words: dict, added: dict, model: dict, is_of_bytes: bool) -> str:
-    """Returns the name of a token's type."""
+    """Returns the GGUF name of a token's type."""
     if token not in words and token not in added:
         return "UNUSED"
     if not is_of_bytes and words.get(token) == model.get("unk_token"):
@@ -309,23 +310,26 @@ def _type(token: int, words: dict, added: dict, model: dict, is_of_bytes: bool) 
 
 
 def _pre(parts: dict) -> str:
-    """Returns llama.cpp's name of the pattern that divides a text before byte-level BPE."""
-    for step in steps_of(parts, "normalizer"):
-        if step["type"] != "NFC":  # llama.cpp has no NFC, but most texts have this form already
-            raise ValueError(f"tokenizer has the normalizer {step['type']}; in GGUF it must be NFC")
-    patterns = tuple(filter(None, map(_pattern, steps_of(parts, "pre_tokenizer"))))
+    """Returns llama.cpp's name for the pattern that splits a text before byte-level BPE."""
+    # llama.cpp does not implement NFC. NFC is accepted, because most texts are already in NFC.
+    for step in list_steps(parts, "normalizer"):
+        if step["type"] != "NFC":
+            raise ValueError(
+                f"tokenizer has the normalizer {step['type']}; for GGUF it must be NFC"
+            )
+    patterns = tuple(filter(None, map(_pattern, list_steps(parts, "pre_tokenizer"))))
     key = (patterns, bool(parts["model"].get("ignore_merges")))
     if key not in _PRE:
         named = " and ".join(map(repr, patterns))
         raise ValueError(
-            f"tokenizer divides a text by {named} (ignore_merges is {key[1]}); in GGUF it must be "
-            "as in GPT-2, SmolLM, Qwen 2, Llama 3 or Tekken"
+            f"tokenizer splits texts by the pattern {named} (ignore_merges is {key[1]}); for GGUF, "
+            "pattern and ignore_merges must be as in GPT-2, SmolLM, Qwen 2, Llama 3 or Tekken"
         )
     return _PRE[key]
 
 
 def _pattern(step: dict) -> str:
-    """Returns the pattern of a pre-tokenizer; "" if it does not divide a text."""
+    """Returns the pattern of a pre-tokenizer, or "" if the pre-tokenizer does not split texts."""
     if step["type"] == "ByteLevel" and not step.get("add_prefix_space"):
         return _GPT2 if step.get("use_regex", True) else ""
     if step["type"] == "Digits" and step.get("individual_digits"):
@@ -336,25 +340,33 @@ def _pattern(step: dict) -> str:
     raise ValueError(f"tokenizer has the pre-tokenizer {step}, which llama.cpp lacks")
 
 
-# ---- BPE of sentencepiece
+# ---- BPE with byte fallback
 
 
 def _space_prefix(parts: dict) -> bool:
-    """Returns whether a space is put before a text; raises ValueError for unknown steps."""
+    """Returns whether the tokenizer adds a space before a text.
+
+    Raises:
+        ValueError: GGUF does not support the tokenizer's normalizer or pre-tokenizer.
+    """
     prefix, marks = False, False
-    for step in steps_of(parts, "normalizer"):
+    for step in list_steps(parts, "normalizer"):
         if step["type"] == "Prepend" and step["prepend"] == _SPACE:
             prefix = True
         elif step["type"] == "Replace" and step["content"] == _SPACE:
             marks = step["pattern"] == {"String": " "}
         else:
-            raise ValueError(f"tokenizer has the normalizer {step['type']}, which GGUF lacks")
-    for step in steps_of(parts, "pre_tokenizer"):
+            raise ValueError(
+                f"tokenizer has the normalizer {step['type']}, which GGUF does not support"
+            )
+    for step in list_steps(parts, "pre_tokenizer"):
         if step["type"] == "Metaspace" and step["replacement"] == _SPACE:
             prefix |= step.get("prepend_scheme", "always") != "never"
             marks = True
         elif step["type"] != "Split" or step["pattern"] != {"String": " "}:
-            raise ValueError(f"tokenizer has the pre-tokenizer {step['type']}, which GGUF lacks")
+            raise ValueError(
+                f"tokenizer has the pre-tokenizer {step['type']}, which GGUF does not support"
+            )
     if not marks or not parts["model"].get("byte_fallback"):
         raise ValueError(
             "tokenizer is BPE over characters; in GGUF it must be byte-level BPE, or BPE of "
@@ -364,7 +376,7 @@ def _space_prefix(parts: dict) -> bool:
 
 
 def _scores(tokens: list[str], types: list[str], merges: Iterable[tuple]) -> list[float]:
-    """Returns a score for each token: the earlier its first merge, the higher."""
+    """Returns a score for each token; a token from an earlier merge has a larger score."""
     order = dict.fromkeys(left + right for left, right in merges)
     score = {text: -float(place) for place, text in enumerate(order)}
     plain = [text for text, kind in zip(tokens, types, strict=True) if kind == "NORMAL"]
@@ -377,15 +389,15 @@ def _scores(tokens: list[str], types: list[str], merges: Iterable[tuple]) -> lis
 
 
 def _warn_of_missing_merges(vocab: dict[str, int], merges: list[tuple]) -> None:
-    """Warns if llama.cpp merges two tokens that the tokenizer does not merge."""
+    """Warns if llama.cpp would merge two tokens that the tokenizer never merges."""
     known = set(merges)
     for text in vocab:
         for place in range(1, 0 if _BYTE.fullmatch(text) else len(text)):
             pair = text[:place], text[place:]
             if pair not in known and pair[0] in vocab and pair[1] in vocab:
                 warnings.warn(
-                    f"tokenizer has the tokens {pair[0]!r}, {pair[1]!r} and {text!r} but no merge "
-                    "of the first two; llama.cpp merges them, so some texts get other ids there",
+                    f"tokenizer does not merge {pair[0]!r} and {pair[1]!r} to {text!r}; "
+                    "llama.cpp does, so it encodes some texts differently",
                     stacklevel=4,
                 )
                 return
@@ -395,8 +407,9 @@ def _warn_of_missing_merges(vocab: dict[str, int], merges: list[tuple]) -> None:
 
 
 def _special(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int | bool]:
-    """Returns the ids of special tokens, and which of them are put around a text."""
-    if not isinstance(tokenizer, Subwords):  # our own: the end of text also begins the next one
+    """Returns the header fields for special tokens, and for tokens that are added to every text."""
+    if not isinstance(tokenizer, Subwords):
+        # In jaxformer's own tokenizers, the token end_of_text also begins a text.
         (end,) = tokenizer.stop_tokens
         return {"bos_token_id": end, "eos_token_id": end, "add_bos_token": True}
     named = _named(tokenizer)
@@ -406,11 +419,12 @@ def _special(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int | bool]:
     end = after[-1] if after else next(iter(stops), None)
     if len(before) > 1 or len(after) > 1:
         raise ValueError(
-            f"tokenizer puts the ids {before} before and {after} after a text; in GGUF it must be "
-            "at most one id each"
+            f"tokenizer adds the ids {before} before a text and {after} after it; in GGUF, a "
+            "tokenizer can add at most one id at each end"
         )
     roles = {"bos": begin, "eos": end}
-    roles["eot"] = next((x for x in stops if x != end), None)  # another token that ends a reply
+    # "eot" is a second token that ends a reply.
+    roles["eot"] = next((x for x in stops if x != end), None)
     roles |= {role.removesuffix("_token"): named.get(role) for role in _ROLES}
     roles["pad"] = special.pad if roles["pad"] is None else roles["pad"]
     ids = {f"{role}_token_id": x for role, x in roles.items() if x is not None and x < vocab_size}
@@ -418,7 +432,7 @@ def _special(tokenizer: Tokenizer, vocab_size: int) -> dict[str, int | bool]:
 
 
 def _named(tokenizer: Subwords) -> dict[str, int]:
-    """Returns the ids of the special tokens that the settings files name, by role."""
+    """Returns the ids of the special tokens in the settings files, by role."""
     files = tokenizer.settings_files
     options: dict[str, Any] = parse_json(files.get(CONFIG, "{}"))
     if options.get("added_tokens_decoder") is None:
@@ -434,7 +448,7 @@ def _named(tokenizer: Subwords) -> dict[str, int]:
 
 
 def _chat_template(tokenizer: Tokenizer) -> Any:
-    """Returns the chat template, or a list of named ones; None if there is none."""
+    """Returns the chat template, a list of named chat templates, or None."""
     files = tokenizer.settings_files if isinstance(tokenizer, Subwords) else {}
     if TEMPLATE not in files:
         template = parse_json(files.get(CONFIG, "{}")).get("chat_template")

@@ -1,33 +1,36 @@
-"""Regular expressions that a file of unknown origin matches against names.
+"""Safe matching of regular expressions from untrusted files.
 
-`re` takes exponential time on some expressions, such as "(a+)+$". The functions here take
-polynomial time: for each part of an expression they compute the set of all positions at which a
-match of it can end.
+`re` takes exponential time on some expressions, such as "(a+)+$". `fully_matches` takes polynomial
+time. The function splits an expression into consecutive parts. For each part, the function computes
+all positions in the name where a match of the part can end.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from re import _compiler, _parser  # pyrefly: ignore  # private, but the only parser of the syntax
+
+# These modules are private, but no public module parses regular expressions.
+from re import _compiler, _parser  # pyrefly: ignore
 from re import _constants as op  # pyrefly: ignore
 from typing import Any, Union
 
 _LONGEST, _DEEPEST = 2_000, 50
-_SIMPLE = (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN, op.AT)  # one character, or a place
+# Operators that match one character or, for AT, a position such as the end of a module's name.
+_SIMPLE = (op.LITERAL, op.NOT_LITERAL, op.ANY, op.IN, op.AT)
 _Parts = tuple[Union["re.Pattern[str]", "_Choice", "_Repeat"], ...]
 
 
 @dataclass(frozen=True, eq=False)
 class _Choice:
-    """Part of an expression that matches what one of the branches matches."""
+    """Part of an expression that matches one of several branches."""
 
     branches: tuple[_Parts, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class _Repeat:
-    """Part of an expression that matches `least` to `most` repeats of other parts."""
+    """Part of an expression that matches the sequence `parts`, repeated `least` to `most` times."""
 
     least: int
     most: int
@@ -35,9 +38,9 @@ class _Repeat:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises ValueError if `pattern` is no regular expression or uses an unsupported construct.
+    """Raises ValueError if `pattern` is not a regular expression or uses an unsupported feature.
 
-    Look-around, references to groups, possessive repeats and flags are not supported.
+    Look-around, backreferences, possessive quantifiers and flags are not supported.
     """
     _parsed(pattern)
 
@@ -46,12 +49,12 @@ def fully_matches(pattern: str, name: str) -> bool:
     """Returns whether a regular expression matches the whole name, as `re.fullmatch` does.
 
     Raises:
-        ValueError: As in `check_pattern`.
+        ValueError: `pattern` is not a regular expression or uses an unsupported feature.
     """
 
     @cache
     def ends(parts: _Parts, start: int) -> frozenset[int]:
-        """Returns all positions at which a match of the parts from `start` can end."""
+        """Returns the possible end positions of a match of `parts` from `start` on."""
         positions = frozenset([start])
         for part in parts:
             positions = frozenset[int]().union(*(ends_of_part(part, x) for x in positions))
@@ -67,7 +70,8 @@ def fully_matches(pattern: str, name: str) -> bool:
             return frozenset([found.end()] if found else [])
         if isinstance(part, _Choice):
             return frozenset[int]().union(*(ends(branch, start) for branch in part.branches))
-        limit = len(name) + 1  # more repeats than characters match nothing that is not empty
+        # Each repetition must match at least one character of the name.
+        limit = len(name) + 1
         new = frozenset([start])
         for _ in range(min(part.least, limit)):
             new = ends_of_all(part.parts, new)
@@ -87,14 +91,17 @@ def _parsed(pattern: str) -> _Parts:
     try:
         parsed = _parser.parse(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"it is no regular expression: {error}") from None
+        raise ValueError(f"it is not a regular expression: {error}") from None
     if parsed.state.flags != re.UNICODE.value:
-        raise ValueError("flags are not supported")
+        raise ValueError("inline flags such as (?i) are not supported")
     return _parts(parsed, depth=0)
 
 
 def _parts(parsed: _parser.SubPattern, depth: int) -> _Parts:
-    """Returns the parts of a parsed expression. `re` compiles each simple part."""
+    """Splits a parsed expression into consecutive parts.
+
+    A part is a `_Choice`, a `_Repeat` or, for a single character or a position, a compiled pattern.
+    """
     if depth > _DEEPEST:
         raise ValueError(f"its groups are nested more than {_DEEPEST} deep")
     parts: list[re.Pattern[str] | _Choice | _Repeat] = []
@@ -109,5 +116,5 @@ def _parts(parsed: _parser.SubPattern, depth: int) -> _Parts:
             alone = _parser.SubPattern(parsed.state, [(kind, value)])
             parts.append(_compiler.compile(alone))
         else:
-            raise ValueError(f"it uses {str(kind).lower()}, which is not supported")
+            raise ValueError(f"it uses the operator {str(kind).lower()}, which is not supported")
     return tuple(parts)

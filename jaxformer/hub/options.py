@@ -1,7 +1,7 @@
-"""Options of a config.json, read through a closed schema.
+"""Strict reader for the options of a config.json.
 
-Reading fails on an option that the family's reader does not use and that is not known to be
-harmless.
+Each model family has functions that read its options. An option that no function of its family uses
+raises an error, unless the option cannot change the model.
 """
 
 import warnings
@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from jaxformer.models.config.check import LARGEST, shown
 
-# Options of transformers that concern training, initialisation, generation, files or a platform.
+# Options of transformers for training, initialization, generation, files or platforms, which do not
+# change the model.
 HARMLESS = frozenset(
     """
     _attn_implementation_autoset _name_or_path _num_labels activation_dropout architectures
@@ -35,8 +36,9 @@ HARMLESS = frozenset(
     unsloth_fixed unsloth_version use_bfloat16 use_cache
     """.split()
 )
-# Options that the base class of all configs reads, and code that all families share. Every other
-# option that a family's class reads is one that the family's reader knows, or `not_implemented`.
+# Options that transformers reads in the base class of configs or in code that all families share.
+# A family's class in transformers may read further options. jaxformer implements each of them, or
+# lists it in `CheckpointFormat.not_implemented`.
 READ_BY_ALL = frozenset(
     """
     _attn_implementation _commit_hash _experts_implementation add_cross_attention
@@ -57,65 +59,71 @@ Entry = TypeVar("Entry")
 
 
 class Options:
-    """Options of one config.json, read through a closed schema.
+    """Options of one config.json.
 
-    A reader calls `take` (or `whole`, `number`, …) for an option whose value it puts into the
-    config, `require` for one that must have a certain value, and `ignore` for one that does not
-    change the model. `nothing_left` refuses every other option that the class reads. The reader
-    must use a value that it takes: tests/hub/test_options.py checks this for each family.
+    The functions of a model family call one of these methods for each option:
+
+    - `take`, `whole`, `number`, `flag`, `choice`, `mapping` or `take_list` if they use the value,
+    - `require` if only one value is supported,
+    - `ignore` if the option does not change the model.
+
+    The last call is `nothing_left`, which raises an error if the file sets any other option that
+    may change the model. For each family, tests/hub/test_options.py checks that every value
+    returned by these methods is used.
     """
 
     def __init__(self, options: dict, file: Path | str, tensors: Collection[str] = ()):
-        """Wraps the content of a file.
+        """Stores the content of a file.
 
         Args:
             options: The content of the file.
-            file: The file's name, for errors.
-            tensors: The names of the tensors in the same folder.
+            file: The file's name, for error messages.
+            tensors: The names of the tensors in the folder of the file.
         """
         self.options, self.file, self.tensors = options, file, tensors
-        self.taken: set[str] = set()
+        self.taken: dict[str, Any] = {}
         self.ignored: dict[str, str] = {}
         self.unread: list[str] = []
 
     def __contains__(self, key: str) -> bool:
-        """Whether the option is present and not null."""
+        """Returns whether the option is present and not null."""
         return self.options.get(key) is not None
 
     def is_null(self, key: str) -> bool:
-        """Returns whether the file sets the option to null, which some classes treat specially."""
+        """Returns whether the file sets the option to null; False if the option is missing."""
         return key in self.options and self.options[key] is None
 
     def ignore(self, *keys: str, because: str) -> None:
-        """Accepts any value of these options, because they do not change the model.
+        """Accepts any value for options that do not change the model.
 
         Args:
             keys: The options.
-            because: Why the class in transformers does not use them.
+            because: The reason why the class in transformers does not use the options.
         """
         self.ignored |= dict.fromkeys(keys, because)
 
     def error(self, key: str, accepted: str) -> ValueError:
-        """Returns the error for an option's value; `accepted` says which values are accepted."""
+        """Returns a ValueError about an option; `accepted` describes the accepted values."""
         return ValueError(f"{self.file}: {key} is {shown(self.options.get(key))}; {accepted}")
 
     def take(self, key: str, default: Any = REQUIRED) -> Any:
-        """Returns the option's value, or the default if it is missing or null.
+        """Returns the option's value, or `default` if the option is missing or null.
 
-        The caller must use the value. Call `ignore` for an option that has no effect.
+        Call this only for an option whose value is used, because `nothing_left` then accepts the
+        option. For an option without an effect, call `ignore`.
         """
-        self.taken.add(key)
         value = self.options.get(key)
-        if value is not None:
-            return value
-        if default is REQUIRED:
+        if value is None:
+            value = default
+        if value is REQUIRED:
             raise ValueError(f"{self.file}: {key} is missing")
-        return default
+        self.taken[key] = value
+        return value
 
     def whole(
         self, key: str, default: Default = REQUIRED, least: int = 0, most: int = LARGEST
     ) -> int | Default:
-        """Returns a whole number from `least` to `most`: a larger one would only fail later."""
+        """Returns an integer option; raises ValueError unless it is from `least` to `most`."""
         value = self.take(key, default)
         if value is default:
             return value
@@ -124,57 +132,60 @@ class Options:
         return value
 
     def number(self, key: str, default: Default = REQUIRED) -> float | Default:
-        """Returns a finite number as a float."""
+        """Returns a numeric option as a float; raises ValueError unless it is finite."""
         value = self.take(key, default)
         if value is default:
             return value
-        # The bound refuses NaN, infinity and huge ints.
+        # This comparison also rejects NaN, infinity and huge integers.
         if type(value) not in (int, float) or not abs(value) < 1e300:
             raise self.error(key, "it must be a number")
         return float(value)
 
     def flag(self, key: str, default: Default) -> bool | Default:
-        """Returns a value that must be true or false."""
+        """Returns an option that is true or false."""
         value = self.take(key, default)
         if value is not default and type(value) is not bool:
             raise self.error(key, "it must be true or false")
         return value
 
     def choice(self, key: str, choices: dict[Any, Entry], default: Any = REQUIRED) -> Entry:
-        """Returns the entry of `choices` for the option's value."""
+        """Returns the entry of `choices` whose key is the option's value."""
         value = self.take(key, default)
         if type(value) not in (str, bool) or value not in choices:
             raise self.error(key, f"it must be one of {', '.join(map(repr, choices))}")
         return choices[value]
 
     def mapping(self, key: str) -> dict:
-        """Returns an object; an empty one if the option is missing."""
+        """Returns an option that is a JSON object, or {} if the option is missing or null."""
         value = self.take(key, {})
         if not isinstance(value, dict):
-            raise self.error(key, "it must be an object")
+            raise self.error(key, "it must be a JSON object")
         return value
 
-    def list_of(
+    def take_list(
         self, key: str, length: int, kind: type[Entry], default: list[Entry] = REQUIRED
     ) -> list[Entry]:
-        """Returns the first `length` entries of a list, which may be longer.
+        """Returns the first `length` entries of an option that is a list.
 
         Args:
             key: The option.
-            length: Number of layers.
-            kind: Type of the entries.
-            default: Value if the option is missing or null.
+            length: The number of entries to return, usually the number of layers. A list with fewer
+                entries raises an error.
+            kind: The required type of the list's entries.
+            default: The value to return if the option is missing or null.
         """
         value = self.take(key, default)
         if value is default:
             return value
         is_list = isinstance(value, list) and all(type(entry) is kind for entry in value)
         if not is_list or len(value) < length:
-            raise self.error(key, f"it must be a list of {kind.__name__}, at least {length} long")
+            raise self.error(
+                key, f"it must be a list of at least {length} entries of type {kind.__name__}"
+            )
         return value[:length]
 
     def require(self, demanded: dict[str, Any]) -> None:
-        """Raises ValueError if one of these options has another value than the required one."""
+        """Raises ValueError if an option is set and differs from its value in `demanded`."""
         for key, accepted in demanded.items():
             if self.take(key, accepted) != accepted:
                 raise self.error(key, f"only {accepted!r} is implemented")
@@ -182,46 +193,58 @@ class Options:
     def nothing_left(
         self, harmless: frozenset[str], read_by_class: frozenset[str] | None = None
     ) -> None:
-        """Checks the options that no reader has taken. Empty and harmless ones pass.
+        """Raises ValueError if an option that no other method has read may change the results.
+
+        An option is accepted if it is in `harmless`, or if its value is null, false or empty.
 
         Args:
             harmless: Options that do not change the results.
-            read_by_class: Options that the class in transformers reads. Others cannot change the
-                model: a warning names them. None: every option may change the results.
+            read_by_class: Options that the class in transformers reads. Options that the class does
+                not read cannot change the model; a warning lists them. If None, every option counts
+                as read by the class.
 
         Raises:
-            ValueError: If an option may change the results. The message names it.
+            ValueError: An option that was not read may change the results. The message names the
+                option.
         """
-        known = self.taken | self.ignored.keys() | harmless
+        known = self.taken.keys() | self.ignored.keys() | harmless
         for key, value in self.options.items():
             if key in known or value in (None, False, [], {}):
                 continue
             if read_by_class is None or key in read_by_class:
-                raise self.error(key, "this option is not implemented, and may change the results")
+                raise self.error(
+                    key, "jaxformer does not implement this option, which may change results"
+                )
             self.unread.append(key)
         if len(self.unread) > _MOST_UNREAD:
             raise ValueError(
-                f"{self.file}: the class in transformers does not read {len(self.unread)} of its "
-                f"options, such as {shown(self.unread[0])}; at most {_MOST_UNREAD} are ignored"
+                f"{self.file}: the class in transformers does not read {len(self.unread)} of the "
+                f"options, such as {shown(self.unread[0])}; jaxformer ignores at most "
+                f"{_MOST_UNREAD} unknown options"
             )
         if self.unread:
             names = ", ".join(shown(key)[1:-1] for key in self.unread)
             warnings.warn(
-                f"{self.file}: ignored, since the class in transformers does not read it: {names}",
+                f"{self.file}: ignored options, unknown to the class in transformers: {names}",
                 stacklevel=2,
             )
 
 
 def pattern(entries: list[Entry]) -> Entry | tuple[Entry, ...]:
-    """Returns the shortest tuple that, repeated, gives one entry per layer.
+    """Returns the shortest tuple whose repetition gives `entries`, the values of all layers.
 
-    If all entries are equal, that entry itself is returned.
+    If all entries are equal, the function returns one entry instead of a tuple.
     """
     period = next(n for n in range(1, len(entries) + 1) if entries[n:] == entries[:-n])
     return entries[0] if period == 1 else tuple(entries[:period])
 
 
 def per_layer(value: Entry | tuple[Entry, ...], num_layers: int) -> list[Entry]:
-    """Returns one entry per layer: the inverse of `pattern`."""
+    """Returns a list with one entry per layer; this function is the inverse of `pattern`.
+
+    Args:
+        value: The value of all layers, or a tuple of values that repeats over the layers.
+        num_layers: The number of layers.
+    """
     entries = value if isinstance(value, tuple) else (value,)
     return [entries[layer % len(entries)] for layer in range(num_layers)]

@@ -1,11 +1,12 @@
-"""Writer for a LoRA adapter in the layout of Hugging Face's PEFT library.
+"""Writer of LoRA adapters in the format of the PEFT library.
 
-The files are adapter_config.json and adapter_model.safetensors. Both libraries add the same update:
-y = x W + (alpha / r) x A B. PEFT stores A as lora_A.weight [r, inputs] and B as lora_B.weight
-[outputs, r].
+The files are adapter_config.json and adapter_model.safetensors. jaxformer and PEFT define an
+adapter in the same way: y = x W + (alpha / r) x A B. PEFT stores A as lora_A.weight [r, inputs] and
+B as lora_B.weight [outputs, r].
 
-One linear map of transformers may be several of ours, fused. Their n updates then become one update
-of rank n r: the A are concatenated, and the B form a block matrix.
+transformers fuses some linear layers that jaxformer keeps separate. If adapters of rank r update n
+of the separate layers, the fused layer gets a single adapter of rank n r. The A of this adapter
+contains the n matrices A side by side, and its B is a block matrix of the n matrices B.
 """
 
 from pathlib import Path
@@ -14,12 +15,12 @@ import numpy as np
 
 from jaxformer.artifacts.files import new_folder, write_json
 from jaxformer.artifacts.run import RunFolder, parse_kind, read_sections
-from jaxformer.artifacts.saved import lora_of
+from jaxformer.artifacts.saved import read_lora
 from jaxformer.artifacts.tensors import flat, flat_shapes
 from jaxformer.functional.linear.low_rank import LowRankKernel
 from jaxformer.hub.adapter import CONFIG, PREFIX, TENSORS, is_map
+from jaxformer.hub.checkpoint_format import CheckpointFormat
 from jaxformer.hub.export import counterpart, preferred
-from jaxformer.hub.family import Family
 from jaxformer.hub.load import adapter_origin, read_adapter
 from jaxformer.hub.table import TensorEntry, entries
 from jaxformer.models.config.transformer import TransformerConfig
@@ -27,29 +28,31 @@ from jaxformer.models.kinds import build
 from jaxformer.models.parameters import shape_tree
 
 
-def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = None) -> str:
-    """Writes the adapter of a run into a new folder, for PEFT to add to the run's base model.
+def export_adapter(out: str | Path, folder: str | Path, *, model_type: str | None = None) -> str:
+    """Writes the adapter of a run into a new folder, in the format of PEFT.
 
     Args:
         out: The folder to create.
-        folder: The run.
-        family: As in `export`.
+        folder: The folder of the run that trained the adapter.
+        model_type: See `export`.
 
     Returns:
-        The name of the class in transformers that the adapter is for.
+        The name of the transformers class that can use the adapter.
 
     Raises:
-        ValueError: If the run has no adapter, or transformers has no class for its model.
+        ValueError: The run has no adapter, or transformers has no class for its model.
     """
     from safetensors.numpy import save_file
 
     run, sections = RunFolder(folder), read_sections(Path(folder)) or {}
-    lora, origin = lora_of(sections, run.config), adapter_origin(run.path)
+    lora, origin = read_lora(sections, run.config), adapter_origin(run.path)
     if lora.lora_rank is None or origin is None:
-        raise ValueError(f"{folder} has no adapter: it is not a run that trained with --lora-rank")
+        raise ValueError(
+            f"{folder} has no LoRA adapter; pass the folder of a run trained with --lora-rank"
+        )
     model = build(parse_kind(sections, run.config))
     adapter = flat(read_adapter(run, lora, shape_tree(model)))
-    families = preferred(family, sections.get("family"))
+    families = preferred(model_type, sections.get("model_type"))
     matching, config, options = counterpart(model.config, families)
     architecture = options["architectures"][0]
     wanted = entries(matching.rows(config), config, flat_shapes(shape_tree(build(config))))
@@ -60,9 +63,9 @@ def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = 
             of_expert = len(entry.place) > 1 or not is_map(entry)
             if of_expert or "feedforward/router" in entry.ours[0]:
                 raise ValueError(
-                    f"{entry.ours[0]} has an update, but in transformers the router and the "
-                    "experts are no linear maps that PEFT can update; export the whole model, or "
-                    "train updates of other maps (--lora-maps)"
+                    f"the adapter changes {entry.ours[0]}, but PEFT cannot update the router and "
+                    "the experts of transformers; export the whole model, or train an adapter for "
+                    "other layers (--lora-target-modules)"
                 )
             module = entry.theirs.removesuffix(".weight").removeprefix(prefix)
             maps[module] = len(updates)
@@ -70,8 +73,8 @@ def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = 
                 tensors[f"{PREFIX}{module}.lora_{factor}.weight"] = array
     if "embed_out" in maps:
         raise ValueError(
-            "the head has an update, but transformers calls a gpt_neox's head by another name in "
-            "each of its versions; export the whole model, or train no update of the head"
+            "the adapter changes the output head, whose name for gpt_neox differs between versions "
+            "of transformers; export the whole model, or train an adapter without the head"
         )
     fused = {module: number for module, number in maps.items() if number > 1}
     content = {
@@ -85,7 +88,7 @@ def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = 
         "target_modules": list(maps),
         "lora_dropout": 0.0,
         "bias": "none",
-        # GPT-2's Conv1D has weights [inputs, outputs].
+        # The weights of GPT-2's Conv1D are [inputs, outputs].
         "fan_in_fan_out": any(is_map(entry) and not entry.is_transposed for entry in wanted),
         "inference_mode": True,
     }
@@ -96,7 +99,7 @@ def export_adapter(out: str | Path, folder: str | Path, *, family: str | None = 
 
 
 def _updates(entry: TensorEntry, adapter: dict) -> dict[int, tuple]:
-    """Returns (A, B) of this place for each of the entry's leaves that has an update."""
+    """Returns {index in `entry.ours`: (A, B)} for the parameters that the adapter updates."""
     updates = {}
     for place, name in enumerate(entry.ours):
         if isinstance(kernel := adapter.get(name), LowRankKernel):
@@ -106,7 +109,7 @@ def _updates(entry: TensorEntry, adapter: dict) -> dict[int, tuple]:
 
 
 def _joined(entry: TensorEntry, updates: dict[int, tuple]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns PEFT's (lora_A, lora_B) from our updates of the leaves of one entry."""
+    """Joins all updates of a tensor; returns PEFT's lora_A and lora_B."""
     downs, ups = [], []
     for place, (down, up) in updates.items():
         parts = [np.zeros((len(up), shape[-1]), up.dtype) for shape in entry.shapes]
@@ -117,10 +120,13 @@ def _joined(entry: TensorEntry, updates: dict[int, tuple]) -> tuple[np.ndarray, 
     return np.ascontiguousarray(a), np.ascontiguousarray(b)
 
 
-def _bare_prefix(family: Family, architecture: str) -> str:
-    """Returns the prefix that the tensor names of a bare model leave out."""
+def _bare_prefix(checkpoint_format: CheckpointFormat, architecture: str) -> str:
+    """Returns the prefix of tensor names that a class of transformers omits, or "".
+
+    A class without an output head, such as LlamaModel, omits the prefix "model.".
+    """
     bare = architecture.endswith("Model") and not architecture.endswith(("LMHeadModel", "MTModel"))
-    return family.base if bare else ""
+    return checkpoint_format.base if bare else ""
 
 
 def _task(config: TransformerConfig, architecture: str) -> str | None:
@@ -130,6 +136,6 @@ def _task(config: TransformerConfig, architecture: str) -> str | None:
 
 
 def _their_base(path: Path) -> str | None:
-    """Returns the folder that the run started from, if it has Hugging Face's format."""
+    """Returns the path of the base model if it has Hugging Face's format; otherwise None."""
     is_theirs = (path / "config.json").is_file() and read_sections(path) is None
     return str(path) if is_theirs else None

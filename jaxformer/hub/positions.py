@@ -1,15 +1,17 @@
 """Reader and writer of rotary positions and windows in a config.json.
 
-Both may differ by layer. transformers 5 stores the type of each layer in `layer_types`, and rotary
-positions in `rope_parameters`, for all layers or for each type of layer. Earlier
-versions use `rope_theta`, `rope_scaling` and, in some families, other names.
+Layers may have different rotary positions and windows. In files of transformers 5, the option
+`layer_types` contains the type of each layer: "sliding_attention" (with a window) or
+"full_attention". The option `rope_parameters` contains either the rotary parameters of all layers,
+or one object for each type of layer. Earlier versions use `rope_theta`, `rope_scaling` and, in some
+families, other names.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxformer.hub.family import Part
+from jaxformer.hub.checkpoint_format import Part
 from jaxformer.hub.options import REQUIRED, Default, Options, pattern, per_layer
 from jaxformer.models.config import DecoderConfig, EncoderConfig, RotaryScaling
 from jaxformer.models.config.check import entries
@@ -20,7 +22,8 @@ _FACTOR = {"factor": "factor"}
 _LENGTH = {"original_max_position_embeddings": "original_length"}
 _BANDS = {"low_freq_factor": "low_frequency_factor", "high_freq_factor": "high_frequency_factor"}
 _YARN = _FACTOR | _LENGTH | {x: x for x in ("beta_fast", "beta_slow", "attention_factor")}
-# {kind of scaling: {their key: our field}}. A missing key has the same default on both sides.
+# {type of scaling: {key in config.json: field of `RotaryScaling`}}. The fields have the same
+# defaults as the keys in transformers.
 _FIELDS = {
     "default": {},
     "linear": _FACTOR,
@@ -28,27 +31,28 @@ _FIELDS = {
     "llama3": _FACTOR | _LENGTH | _BANDS,
     "yarn": _YARN | {"truncate": "whole_pairs"},
 }
-# transformers ignores `truncate` inside the parameters of one type of layer.
+# If each type of layer has its own rotary parameters, transformers ignores `truncate`.
 _FIELDS_BY_TYPE = _FIELDS | {"yarn": _YARN}
 _REQUIRED = ("factor", "low_freq_factor", "high_freq_factor")
 _ELSEWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-# Keys that transformers reads for a kind of scaling and that are not implemented here.
+# {type of scaling: keys that transformers reads and jaxformer does not implement}.
 _NOT_IMPLEMENTED = {"yarn": ("mscale", "mscale_all_dim")}
-_WHOLE_HEADS = "the class rotates whole heads"
+_WHOLE_HEADS = "the class in transformers rotates all features of each head"
 
 
 class RotaryEntry(Options):
-    """Options of one object of rotary parameters.
+    """Options in a JSON object with rotary parameters, such as the value of `rope_parameters`.
 
     Attributes:
-        outside: The options of the file.
-        name: The option that holds the object.
-        fields: The kinds of scaling that the class implements, and the fields of each.
-        kind: The kind of scaling.
+        outside: The options of the whole config.json.
+        name: The name of the option whose value is this object, such as "rope_parameters".
+        fields: {type of rotary scaling: {key in the JSON object: field of `RotaryScaling`}}, for
+            the types that the class in transformers implements.
+        kind: The type of rotary scaling that the object specifies; "default" means no scaling.
     """
 
     def __init__(self, outside: Options, name: str, given: dict, fields: dict[str, dict[str, str]]):
-        """Wraps an object; raises ValueError if the class does not implement its kind."""
+        """Stores the JSON object; raises ValueError if `fields` lacks its type of scaling."""
         super().__init__(given, f"{outside.file}: {name}")
         self.outside, self.name, self.fields = outside, name, fields
         self.kind = given.get("rope_type", given.get("type", "default"))
@@ -56,19 +60,21 @@ class RotaryEntry(Options):
             raise self.error("rope_type", f"it must be one of {', '.join(fields)}")
 
     def number(self, key: str, default: Default = REQUIRED) -> float | Default:
-        """Returns a finite number. null is an error, as in the class."""
+        """Returns a numeric option as a float; as in transformers, null is an error."""
         if self.is_null(key):
             raise self.error(key, "it must be a number")
         return super().number(key, default)
 
     def check_whole_heads(self, option: str) -> None:
-        """Raises ValueError if scaled positions are combined with a fraction other than 1.
+        """Raises ValueError if scaled positions are combined with a rotated fraction other than 1.
 
-        For classes that rotate whole heads. With default positions such a class ignores the
-        fraction. With scaled ones it fails.
+        Call this for classes of transformers that rotate all features of each head. Such a class
+        ignores the rotated fraction if positions are not scaled. If positions are scaled, the class
+        fails for a fraction other than 1.
 
         Args:
-            option: The option outside the object that holds the fraction.
+            option: The option in config.json for the rotated fraction, used if the JSON object has
+                none.
         """
         self.outside.ignore(option, because=_WHOLE_HEADS)
         fraction = self.options.get("partial_rotary_factor", self.outside.options.get(option))
@@ -79,11 +85,11 @@ class RotaryEntry(Options):
             )
 
     def scaling(self, length: int | None) -> RotaryScaling | None:
-        """Returns the scaling, or None.
+        """Returns the rotary scaling; None if positions are not scaled.
 
         Args:
-            length: The original length that the file gives outside the object, which transformers
-                prefers; None if there is none.
+            length: The original training length from config.json, which in transformers takes
+                precedence over the length in the JSON object. None if config.json does not set it.
         """
         known = self.fields[self.kind]
         given = {key: value for key, value in self.options.items() if value is not None}
@@ -96,11 +102,13 @@ class RotaryEntry(Options):
             if key in _REQUIRED or (key in given and key != "truncate"):
                 self.number(key)
         if self.kind in ("default", "dynamic"):
-            return None  # dynamic scaling has no effect up to max_position_embeddings
+            # Dynamic scaling only affects texts longer than max_position_embeddings.
+            return None
         fields = {ours: given[x] for x, ours in known.items() if x in given}
         fields["kind"] = self.kind
         if uses_length(self.kind):
-            longest = self.outside.whole("max_position_embeddings")
+            # Unlike `options`, `taken` includes the default of the class in transformers.
+            longest = self.outside.taken["max_position_embeddings"]
             fields["original_length"] = length or fields.get("original_length", longest)
         try:
             return RotaryScaling(**fields)
@@ -109,20 +117,23 @@ class RotaryEntry(Options):
 
 
 def uses_length(kind: str) -> bool:
-    """Returns whether a kind of scaling depends on the model's original training length."""
+    """Returns whether a type of rotary scaling depends on the model's original training length."""
     return "original_max_position_embeddings" in _FIELDS[kind]
 
 
 class Rotary(NamedTuple):
-    """How the class of a family reads rotary positions that are the same in all layers.
+    """Reader and writer of rotary positions that are equal in all layers.
 
     Args:
-        base: The default of `base_option`.
-        fraction: The default of `fraction_option`; None if the class rotates whole heads.
-        base_option: The option outside `rope_parameters` that holds the base.
-        fraction_option: The option outside `rope_parameters` that holds the rotated fraction.
-        kinds: The kinds of scaling that the class implements.
-        usual: The parameters if the file has none; {}: without scaling.
+        base: The rotary base if config.json does not set it.
+        fraction: The rotated fraction of each head if config.json does not set it; None if the
+            class in transformers rotates all features of each head.
+        base_option: The option in config.json for the rotary base, used if `rope_parameters` has
+            none.
+        fraction_option: The option in config.json for the rotated fraction, used if
+            `rope_parameters` has none.
+        kinds: The types of rotary scaling that the class in transformers implements.
+        usual: The value of `rope_parameters` if config.json does not set it; {} means no scaling.
     """
 
     base: float = 10_000.0
@@ -134,15 +145,15 @@ class Rotary(NamedTuple):
 
     @property
     def part(self) -> Part:
-        """The part that reads and writes these options."""
+        """The methods `read` and `write` as a `Part` of a `CheckpointFormat`."""
         return Part(self.read, self.write)
 
     def read(self, options: Options, types: Sequence[str] = ()) -> dict[str, Any]:
-        """Returns rotary_base, rotary_scaling and rotary_fraction, which all `types` share."""
+        """Returns rotary_base, rotary_scaling and rotary_fraction, which apply to all layers."""
         usual = {"rope_theta": self.base_option, "partial_rotary_factor": self.fraction_option}
         for option, actual in usual.items():
             if option != actual:
-                options.ignore(option, because=f"the class reads {actual}")
+                options.ignore(option, because=f"the class in transformers reads {actual}")
         name = "rope_scaling" if options.mapping("rope_scaling") else "rope_parameters"
         if name == "rope_scaling":
             options.ignore("rope_parameters", because="rope_scaling replaces it")
@@ -153,7 +164,10 @@ class Rotary(NamedTuple):
             length = options.whole("original_max_position_embeddings", None, least=1)
         else:
             length = None
-            because = f"{entry.kind} rotary positions do not depend on it"
+            because = (
+                f"rotary scaling of type {entry.kind} does not depend on this option; remove this "
+                "option"
+            )
             options.ignore("original_max_position_embeddings", because=because)
         return {
             "rotary_base": entry.number("rope_theta", options.number(self.base_option, self.base)),
@@ -162,7 +176,7 @@ class Rotary(NamedTuple):
         }
 
     def read_fraction(self, options: Options, entry: RotaryEntry) -> float:
-        """Returns the fraction of each head that is rotated."""
+        """Returns which fraction of each head's features is rotated."""
         if self.fraction is not None:
             outside = options.number(self.fraction_option, self.fraction)
             return entry.number("partial_rotary_factor", outside)
@@ -170,7 +184,7 @@ class Rotary(NamedTuple):
         return 1.0
 
     def write(self, config: TransformerConfig, types: Sequence[str] = ()) -> dict[str, Any]:
-        """Returns the option `rope_parameters`, which all `types` share."""
+        """Returns the option `rope_parameters`, which applies to all layers."""
         patterns = config.rotary_base, config.rotary_scaling, config.rotary_fraction
         base, scaling, fraction = (entries(x)[0] for x in patterns)
         written = written_rotary(base, scaling, _FIELDS)
@@ -180,12 +194,13 @@ class Rotary(NamedTuple):
 
 
 class RotaryByType(NamedTuple):
-    """How the class of a family reads rotary positions that differ by the type of a layer.
+    """Reader and writer of rotary positions that depend on the type of a layer.
 
     Args:
-        bases: The default base of each type.
-        base_options: The option outside `rope_parameters` that holds the base of each type.
-        scaled: The types to which `rope_scaling` of earlier versions applies.
+        bases: {type of layer: the rotary base if config.json does not set it}.
+        base_options: {type of layer: the option in config.json for the rotary base, used if
+            `rope_parameters` has none}.
+        scaled: The types of layers to which the older option `rope_scaling` applies.
     """
 
     bases: dict[str, float]
@@ -193,19 +208,19 @@ class RotaryByType(NamedTuple):
     scaled: tuple[str, ...]
 
     def read(self, options: Options, types: Sequence[str]) -> dict[str, Any]:
-        """Returns the patterns rotary_base and rotary_scaling for layers of these types."""
+        """Returns rotary_base and rotary_scaling for layers of the types `types`."""
         given = options.mapping("rope_parameters")
         older = options.mapping("rope_scaling")
         if unknown := [key for key in given if key not in self.bases]:
             names = " and ".join(self.bases)
             raise options.error("rope_parameters", f"its keys must be {names}, not {unknown[0]}")
-        because = "the class looks for it in rope_parameters only"
+        because = "the class in transformers reads this option only in rope_parameters"
         options.ignore("original_max_position_embeddings", because=because)
         bases, scalings = {}, {}
         for kind, base in self.bases.items():
             parameters = {} if given.get(kind) is None else given[kind]
             if not isinstance(parameters, dict):
-                raise options.error("rope_parameters", f"{kind} must be an object")
+                raise options.error("rope_parameters", f"its entry {kind} must be a JSON object")
             parameters = parameters | (older if kind in self.scaled else {})
             entry = RotaryEntry(options, f"rope_parameters of {kind}", parameters, _FIELDS_BY_TYPE)
             entry.check_whole_heads("partial_rotary_factor")
@@ -218,8 +233,9 @@ class RotaryByType(NamedTuple):
         """Returns the option `rope_parameters`.
 
         Args:
-            config: Our config.
-            types: The type of each layer. The last layer of a type decides its values.
+            config: jaxformer's config.
+            types: The type of each layer. All layers of a type should have equal rotary parameters;
+                otherwise, the parameters of the type's last layer are written.
         """
         layers = zip(types, config.layers, strict=True)
         values = {kind: (base, None) for kind, base in self.bases.items()}
@@ -229,7 +245,7 @@ class RotaryByType(NamedTuple):
 
 
 def written_rotary(base: float | None, scaling: RotaryScaling | None, fields: dict) -> dict:
-    """Returns the object that `RotaryEntry` reads."""
+    """Returns the rotary parameters of a layer as the JSON object that `RotaryEntry` reads."""
     written = {"rope_type": "default", "rope_theta": base}
     if scaling is not None:
         written |= {theirs: getattr(scaling, x) for theirs, x in fields[scaling.kind].items()}
@@ -239,17 +255,19 @@ def written_rotary(base: float | None, scaling: RotaryScaling | None, fields: di
 
 # ---- windows
 
-# Returns the type of each layer if `layer_types` is missing, from the options, the number of layers
-# and the window.
+# A function (options, number of layers, window) → type of each layer, for files without the option
+# `layer_types`.
 TypesOf = Callable[[Options, int, int | None], list[str]]
 
 
 class Window(NamedTuple):
-    """How a class reads and writes the window of its layers of type LOCAL.
+    """Reader and writer of the window, which all layers of type LOCAL share.
 
     Attributes:
-        read: Returns our `window` in positions, or None if the file has no window.
-        write: Returns the options for that window, which is None if no layer has one.
+        read: Function that returns the size of the window in tokens, or None if the file has no
+            window.
+        write: Function that takes this size, or None if no layer has a window. The function returns
+            the options of config.json.
     """
 
     read: Callable[[Options], int | None]
@@ -257,7 +275,11 @@ class Window(NamedTuple):
 
 
 def usual_window(default: int | None) -> Window:
-    """Returns the window of the option `sliding_window`, in which null means no window."""
+    """Returns a `Window` that reads and writes the option `sliding_window`; null means no window.
+
+    Args:
+        default: The window if the option is missing.
+    """
 
     def read(options: Options) -> int | None:
         option = "sliding_window"
@@ -267,38 +289,41 @@ def usual_window(default: int | None) -> Window:
 
 
 def every_nth_global(period: int, option: str | None = None) -> TypesOf:
-    """Returns `types_of` for classes in which every nth layer is global.
+    """Returns a `TypesOf` for a class in which layers n, 2n, 3n, … (counted from 1) are global.
 
     Args:
-        period: The number n, or its default.
-        option: The option that holds n; None if the class has no such option.
+        period: The distance n between global layers if config.json does not set `option`.
+        option: The name of the option that contains this distance; None if the class has no such
+            option.
     """
 
-    def types_of(options: Options, num_layers: int, window: int | None) -> list[str]:
+    def list_layer_types(options: Options, num_layers: int, window: int | None) -> list[str]:
         n = period if option is None else options.whole(option, period, least=1)
         return [LOCAL if (layer + 1) % n else GLOBAL for layer in range(num_layers)]
 
-    return types_of
+    return list_layer_types
 
 
-def layers_part(types_of: TypesOf, rotary: Rotary | RotaryByType, window: Window) -> Part:
-    """Returns the part for windows in the layers of type LOCAL, and for rotary positions.
+def layers_part(list_layer_types: TypesOf, rotary: Rotary | RotaryByType, window: Window) -> Part:
+    """Returns the `Part` of a `CheckpointFormat` for windows and rotary positions.
 
     Args:
-        types_of: See `TypesOf`.
-        rotary: How the class reads rotary positions.
-        window: How the class reads the window.
+        list_layer_types: Function that returns the type of each layer; see `TypesOf`.
+        rotary: Reader and writer of rotary positions.
+        window: Reader and writer of the window.
     """
 
     def read(options: Options) -> dict:
         num_layers = options.whole("num_hidden_layers", least=1)
         length = window.read(options)
-        usual = types_of(options, num_layers, length)
-        types = options.list_of("layer_types", num_layers, str, usual)
+        usual = list_layer_types(options, num_layers, length)
+        types = options.take_list("layer_types", num_layers, str, usual)
         if not set(types) <= {LOCAL, GLOBAL}:
             raise options.error("layer_types", f"its entries must be {LOCAL} or {GLOBAL}")
         if LOCAL in types and length is None:
-            raise options.error("layer_types", "it has layers with a window, but no window is set")
+            raise options.error(
+                "layer_types", "some layers have a sliding window, but sliding_window is not set"
+            )
         windows = pattern([length if x == LOCAL else None for x in types])
         return {"window": windows, **rotary.read(options, types)}
 

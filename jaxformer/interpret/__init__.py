@@ -1,5 +1,5 @@
-"""What a model computes on the way to its output: lenses, sweeps, the head atlas and the page."""
+"""Interpretability tools: logit lenses, activation patching, head scores and interactive pages."""
 
-from jaxformer.interpret.explanation import Page, explain
+import lazy_loader
 
-__all__ = ["Page", "explain"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,7 +1,8 @@
-"""The head atlas: scores of every attention head, and the effect of its ablation on the loss.
+"""Head atlas: attention scores of every head, and the effect of ablating each head on the loss.
 
-The atlas reports where heads attend and how much the loss depends on them. It claims no meaning: a
-high induction score, for example, does not prove that the head copies.
+The atlas reports which tokens the heads attend to and how much the loss depends on each head. The
+scores are descriptive: a high induction score, for example, does not prove that a head copies
+tokens.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,11 +15,11 @@ from jaxtyping import Array, Float
 
 from jaxformer.artifacts.checkpoint import Checkpoints
 from jaxformer.artifacts.run import RunFolder, parse_kind
-from jaxformer.functional.taps import Hooks
+from jaxformer.functional.hooks import Hooks
 from jaxformer.functional.trees import Weights
-from jaxformer.hub.load import lora_of
-from jaxformer.interpret.ablation import ablate_heads, check_measurement, row_losses
-from jaxformer.interpret.head_scores import (
+from jaxformer.hub.load import read_lora
+from jaxformer.interpret.ablation import ablate_heads, check_measurement, sequence_losses
+from jaxformer.interpret.scores import (
     CrossScores,
     HeadScores,
     ScoreSettings,
@@ -28,61 +29,61 @@ from jaxformer.interpret.head_scores import (
     score_sums,
 )
 from jaxformer.interpret.texts import (
+    batch_inputs,
     checked_batch,
-    inputs_of,
-    map_rows,
+    map_sequences,
     next_token_batch,
     query_inputs,
 )
 from jaxformer.models.check import AnyArray
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
-from jaxformer.models.mesh import parameter_shapes
+from jaxformer.models.sharding.parameters import parameter_shapes
 from jaxformer.training.batch import Batch
 
 
 class AtlasSettings(NamedTuple):
-    """Settings of an atlas.
+    """Settings of `head_atlas`.
 
     Attributes:
         attention: the heads to measure: "attention" (self-attention), "cross_attention" or
             "encoder.attention" of an encoder–decoder.
-        delimiters: ids of the tokens that count as delimiters.
-        window: largest distance, in tokens, that the local score counts.
-        rows_at_once: number of rows in memory at once.
+        delimiters: the ids of the tokens that count as delimiters.
+        window: the largest distance, in tokens, between a query and a key in the local score.
+        batch_size_within_memory: the number of sequences in one forward pass.
     """
 
     attention: str = "attention"
     delimiters: tuple[int, ...] = ()
     window: int = 4
-    rows_at_once: int = 8
+    batch_size_within_memory: int = 8
 
 
 class HeadAtlas(NamedTuple):
-    """Scores and effects of every head; all arrays are [layers, heads].
+    """Scores and ablation effects of every head; all arrays are [layers, heads].
 
     Attributes:
         scores: {name: score}, the fields of `HeadScores` or `CrossScores`.
-        effect: the increase of the loss if the head outputs its mean, in nats per token.
-        standard_error: the standard error of `effect` over the rows.
-        loss: the mean loss of the rows with all heads, in nats per token.
-        num_rows: the number of rows of text.
+        effect: the increase of the loss by mean ablation of the head, in nats per token.
+        standard_error: the standard error of `effect` over the sequences.
+        loss: the mean loss of the sequences with all heads, in nats per token.
+        num_sequences: the number of sequences.
     """
 
     scores: dict[str, np.ndarray]
     effect: Float[np.ndarray, "layers heads"]
     standard_error: Float[np.ndarray, "layers heads"]
     loss: float
-    num_rows: int
+    num_sequences: int
 
     def table(self, sort_by: str = "effect") -> list[dict[str, float]]:
-        """Returns one row per head: layer, head, scores, effect and standard error.
+        """Returns one row per head with its layer, index, scores, effect and standard error.
 
         Args:
             sort_by: the name of the column to sort by, largest first; NaN comes last.
 
         Raises:
-            ValueError: there is no such column.
+            ValueError: The column does not exist.
         """
         columns = {**self.scores, "effect": self.effect, "standard_error": self.standard_error}
         if sort_by not in columns:
@@ -99,9 +100,9 @@ class AtlasHistory(NamedTuple):
     """Scores of every head over the checkpoints of a run.
 
     Attributes:
-        steps: the step of each checkpoint.
-        scores: {name: score [steps, layers, heads]}.
-        loss: the mean loss of the rows at each step, in nats per token.
+        steps: the training step of each checkpoint.
+        scores: {name: score}; each score is an array [steps, layers, heads].
+        loss: the mean loss of the sequences at each checkpoint, in nats per token.
     """
 
     steps: np.ndarray
@@ -115,24 +116,26 @@ def head_atlas(
     tokens: Batch | AnyArray,
     settings: AtlasSettings = AtlasSettings(),  # noqa: B008 (immutable)
 ) -> HeadAtlas:
-    """Measures the scores of every head, and the effect of its ablation.
+    """Measures the scores of every head, and the effect of ablating each head.
 
-    It runs the model layers · heads + 3 times over the text.
+    The measurement takes layers · heads + 3 forward passes over the text.
 
     Args:
         model: a Transformer: Decoder, Encoder or EncoderDecoder.
-        variables: its variables.
-        tokens: int [batch, length], rows of text for a decoder, at least two. Otherwise a `Batch`,
-            which can also have padding, packed documents, a source and other targets (see
-            `texts.next_token_batch`).
-        settings: the heads to measure, and settings of the scores.
+        variables: the model's variables.
+        tokens: for a decoder, at least two sequences of token ids, int [batch, length]. All models
+            accept a `Batch`, which may have padding, packed documents, a source, and targets that
+            are not the next tokens (see `texts.next_token_batch`).
+        settings: the heads to measure, and the options of the scores.
 
     Raises:
-        ValueError: an argument is not accepted.
+        ValueError: An argument is invalid.
     """
     batch = checked_measurement(model, variables, tokens, settings)
     scores, loss = _observe(model, variables, batch, settings)
-    ablation = ablate_heads(model, variables, batch, settings.attention, settings.rows_at_once)
+    ablation = ablate_heads(
+        model, variables, batch, settings.attention, settings.batch_size_within_memory
+    )
     effect, error = np.asarray(ablation.effect), np.asarray(ablation.standard_error)
     return HeadAtlas(scores, effect, error, loss, len(batch.inputs))
 
@@ -143,10 +146,10 @@ def atlas_over_checkpoints(
     tokens: Batch | AnyArray,
     settings: AtlasSettings = AtlasSettings(),  # noqa: B008 (immutable)
 ) -> AtlasHistory:
-    """Measures the scores of every head at each checkpoint, and the loss.
+    """Measures the loss and the scores of every head at each checkpoint.
 
-    It reads one checkpoint at a time, so only one is in memory if the iterator loads them one by
-    one (see `read_checkpoints`).
+    `read_checkpoints` returns an iterator that loads one checkpoint at a time, so only one is in
+    memory.
 
     Args:
         model: as in `head_atlas`.
@@ -155,7 +158,7 @@ def atlas_over_checkpoints(
         settings: as in `head_atlas`.
 
     Raises:
-        ValueError: an argument is not accepted, or there is no checkpoint.
+        ValueError: An argument is invalid or the iterator is empty.
     """
     steps, scores, losses = [], [], []
     for step, variables in checkpoints:
@@ -175,21 +178,21 @@ def read_checkpoints(
 ) -> Iterator[tuple[int, Variables]]:
     """Yields (step, variables) of the checkpoints of a run, oldest first.
 
-    A run keeps only its newest checkpoints, unless it was trained with `--keep-every`. Each
-    checkpoint is read when the iterator reaches it.
+    A run keeps only the newest checkpoints, unless it was trained with `--keep-period`. Each
+    checkpoint is loaded when the iterator reaches it.
 
     Args:
-        folder: the run.
-        steps: the steps to read; None: every complete checkpoint.
+        folder: the run folder.
+        steps: the steps to read; all complete checkpoints if None.
 
     Raises:
-        ValueError: the run trains a LoRA adapter, or has no checkpoint of a step, or it is damaged.
+        ValueError: The run trains a LoRA adapter, or a checkpoint is missing or damaged.
     """
     sections = folder.read_config("model")
-    if lora_of(sections, folder.config).lora_rank is not None:
+    if read_lora(sections, folder.config).lora_rank is not None:
         raise ValueError(
-            f"{folder.path} is a LoRA run, whose checkpoints hold only the adapter; give the run "
-            "of a complete model"
+            f"{folder.path} is a LoRA run, whose checkpoints contain only the adapter; pass "
+            "a run that trains all parameters"
         )
     checkpoints = Checkpoints(folder.checkpoints)
     there = checkpoints.steps()
@@ -208,8 +211,8 @@ def read_checkpoints(
 def checked_measurement(
     model: LanguageModel, variables: Variables, tokens: Batch | AnyArray, settings: AtlasSettings
 ) -> Batch:
-    """Returns the batch to measure on, after all checks of the arguments of `head_atlas`."""
-    check_measurement(model, variables, settings.attention, settings.rows_at_once)
+    """Checks the arguments of `head_atlas` and returns the tokens as a batch."""
+    check_measurement(model, variables, settings.attention, settings.batch_size_within_memory)
     check_settings(_score_settings(model, settings))
     batch = tokens if isinstance(tokens, Batch) else next_token_batch(model, tokens)
     return checked_batch(model, batch)
@@ -223,8 +226,8 @@ def _score_settings(model: LanguageModel, settings: AtlasSettings) -> ScoreSetti
 def _observe(
     model: LanguageModel, variables: Variables, batch: Batch, settings: AtlasSettings
 ) -> tuple[dict[str, np.ndarray], float]:
-    """Returns the scores of every head, {name: [layers, heads]}, and the mean loss of the rows."""
-    settings = settings._replace(delimiters=tuple(settings.delimiters))  # hashable
+    """Returns the scores of every head, {name: [layers, heads]}, and the mean loss."""
+    settings = settings._replace(delimiters=tuple(settings.delimiters))
     means, loss = _measure(model, variables["params"], batch, settings)
     kind = CrossScores if settings.attention == "cross_attention" else HeadScores
     return kind(*np.asarray(means))._asdict(), float(loss)
@@ -234,21 +237,23 @@ def _observe(
 def _measure(
     model: LanguageModel, params: Weights, batch: Batch, settings: AtlasSettings
 ) -> tuple[Float[Array, "scores layers heads"], Float[Array, ""]]:
-    """Computes all scores and the mean loss in one pass, `rows_at_once` rows at a time."""
+    """Computes all scores and the mean loss, for `batch_size_within_memory` sequences at a time."""
     attention = settings.attention
     point, of_scores = f"{attention}.weights", _score_settings(model, settings)
 
-    def of_row(weights: Float[Array, "layers heads length keys"], row: Batch) -> ScoreSums:
-        row, weights = jax.tree.map(lambda x: x[None], row), weights[:, None]
+    def sequence_scores(
+        weights: Float[Array, "layers heads length keys"], sequence: Batch
+    ) -> ScoreSums:
+        sequence, weights = jax.tree.map(lambda x: x[None], sequence), weights[:, None]
         if attention == "cross_attention":
-            return cross_score_sums(weights, row.segments, row.source_segments)
-        queries = query_inputs(row, attention)
-        return score_sums(weights, queries.tokens, queries.segments, of_scores)
+            return cross_score_sums(weights, sequence.segment_ids, sequence.source_segment_ids)
+        queries = query_inputs(sequence, attention)
+        return score_sums(weights, queries.tokens, queries.segment_ids, of_scores)
 
-    def of_rows(rows: Batch) -> tuple[ScoreSums, Float[Array, " rows"]]:
-        passed = model.forward(params, inputs_of(rows), hooks=Hooks((point,)))
-        sums = jax.vmap(of_row, in_axes=(1, 0))(passed.captured[point], rows)
-        return sums, row_losses(model, params, rows, passed.hidden)
+    def batch_scores(sequences: Batch) -> tuple[ScoreSums, Float[Array, " batch"]]:
+        passed = model.forward(params, batch_inputs(sequences), hooks=Hooks((point,)))
+        sums = jax.vmap(sequence_scores, in_axes=(1, 0))(passed.captured[point], sequences)
+        return sums, sequence_losses(model, params, sequences, passed.hidden)
 
-    sums, losses = map_rows(of_rows, batch, settings.rows_at_once)
+    sums, losses = map_sequences(batch_scores, batch, settings.batch_size_within_memory)
     return jax.tree.map(lambda x: x.sum(axis=0), sums).mean(), losses.mean()

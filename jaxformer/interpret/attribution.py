@@ -1,19 +1,20 @@
-"""What adds to one logit: heads and feed-forward layers, or the vectors of the tokens.
+"""Attribution of one logit to heads and feed-forward layers, or to the input tokens.
 
-*Direct attribution.* With residuals, the last hidden state is a sum of the embedding and the
-outputs of all sub-layers. A norm divides by a size that depends on this sum, so the logit is not
-linear in its parts. Here the sizes of the norms stay at their values in this pass. Each norm is
-then an affine map, and the parts add up to the logit. A part says what its output adds to the logit
-along the residual stream alone. It does not say what would change without it, because later layers
-read its output too; ablation measures that.
+*Direct logit attribution.* With residual connections, the last hidden state is the sum of the
+embedding and the outputs of all sub-layers. A norm divides by a scale that depends on the whole
+sum, so the logit is not linear in the summands. The attribution keeps the scale of each norm at its
+value in the forward pass. With fixed scales, each norm is affine, and the contributions add up to
+the logit. A contribution counts only the direct path through the residual stream. A contribution
+does not measure the effect of removing the sub-layer, because later layers read the output too;
+ablation measures this effect.
 
-*Gradients.* A gradient says how the logit changes with a small change of a token's vector. It needs
-no heads and no residual stream, so it compares models of all kinds: how far back does a recurrent
-model read?
+*Gradients.* The gradient of the logit with respect to a token's input vector measures the effect of
+a small change of this vector. Gradients exist for every model, so they can compare architectures.
+For example, they show how far back a recurrent model reads.
 
 Reference:
     Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Simonyan et al. 2014,
-    "Deep Inside Convolutional Networks"; for the product with the vector, Li et al. 2016,
+    "Deep Inside Convolutional Networks"; for gradient times input, Li et al. 2016,
     "Visualizing and Understanding Neural Models in NLP".
 """
 
@@ -25,18 +26,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.attention.heads import merge_heads
+from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.outputs import head
-from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import mixed_layers, transformer_config
 from jaxformer.interpret.texts import Read, read_inputs, read_logits
-from jaxformer.models.builders.parts import norm_of
+from jaxformer.models.builders.parts import build_norm
+from jaxformer.models.check import Sources
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel, Variables
 
-# The point whose value says what a sub-layer writes.
+# {sub-layer: hook point of its output}.
 SUB_LAYERS = {
     "attention": "attention.heads",
     "cross_attention": "cross_attention.heads",
@@ -47,15 +49,15 @@ STATES = ("block.output", "recurrent.hidden", "recurrent.cell")
 
 
 class Attribution(NamedTuple):
-    """The parts of the logit of one token, for each batch element.
+    """Contributions to the logit of one token, for each batch element.
 
     Attributes:
-        heads: each head of self-attention.
-        cross_heads: each head of cross-attention; None if there is none.
-        feedforward: each feed-forward layer.
-        embedding: the embedding of the token that is read.
-        biases: the biases of the output projections, of the norms and of the head.
-        logit: the logit that the model computes, before its cap.
+        heads: contribution of each head of self-attention.
+        cross_heads: contribution of each head of cross-attention; None without cross-attention.
+        feedforward: contribution of each feed-forward layer.
+        embedding: contribution of the embedding of the input token at this position.
+        biases: contribution of the biases of output projections, norms and the output head.
+        logit: the logit that the model computes, before soft-capping.
     """
 
     heads: Float[Array, "batch layers heads"]
@@ -67,7 +69,7 @@ class Attribution(NamedTuple):
 
     @property
     def total(self) -> Float[Array, " batch"]:
-        """The sum of all parts, which equals `logit` up to rounding."""
+        """The sum of all contributions, which equals `logit` up to rounding."""
         parts = self.heads.sum((1, 2)) + self.feedforward.sum(1) + self.embedding + self.biases
         return parts if self.cross_heads is None else parts + self.cross_heads.sum((1, 2))
 
@@ -78,22 +80,23 @@ def attribute(
     tokens: Int[Array, "batch length"],
     target: Int[Array, " batch"],
     position: int = -1,
-    source: Any = None,
+    source: Sources | None = None,
 ) -> Attribution:
-    """Splits the logit of `target` at one position into the parts that the sub-layers add.
+    """Splits the logit of `target` at one position into the contributions of the sub-layers.
 
-    The difference of two attributions splits the difference of two logits.
+    The difference of two attributions is the attribution of the difference of two logits.
 
     Args:
-        model: a decoder, an encoder without BERT's transform, or an encoder–decoder.
-        variables: its variables.
+        model: a decoder, an encoder–decoder, or an encoder without BERT's transform before the
+            head.
+        variables: the model's variables.
         tokens: ids of complete sequences.
-        target: the token of each batch element whose logit is split.
-        position: the position that predicts it; negative: counted from the end.
-        source: for a model that reads one, the sources.
+        target: for each batch element, the token whose logit is split.
+        position: the position that predicts the target; negative positions count from the end.
+        source: the source sequences, for models with a source.
 
     Raises:
-        ValueError: an argument is not accepted, or the model has no sum of sub-layers.
+        ValueError: An argument is invalid or the sub-layers do not add to a residual stream.
     """
     if (reason := cannot_attribute(model)) is not None:
         raise ValueError(reason)
@@ -102,17 +105,20 @@ def attribute(
 
 
 def cannot_attribute(model: LanguageModel) -> str | None:
-    """Returns why a logit of the model is not a sum of sub-layers' outputs; None if it is."""
-    if SUB_LAYERS["attention"] not in model.points:
-        return f"model is a {type(model).__name__}; attribution needs a Transformer's sub-layers"
+    """Returns the reason why attribution does not support the model, or None."""
+    if SUB_LAYERS["attention"] not in model.hook_points:
+        return (
+            f"model is a {type(model).__name__} without attention layers; attribution requires "
+            "a Transformer"
+        )
     if model.layers is not None:
-        return "model has its own layers; attribution needs those of a config"
+        return "the model has user-defined layers; attribution requires layers built from a config"
     if (reason := mixed_layers(model)) is not None:
         return reason
     if getattr(model.config, "transform", False):
         return (
-            "model has BERT's transform between the last layer and the head; it is not linear, so "
-            "the logit is no sum of parts"
+            "model has BERT's transform before the head. Because this transform is not linear, the "
+            "logit is not a sum of contributions"
         )
     return None
 
@@ -120,7 +126,7 @@ def cannot_attribute(model: LanguageModel) -> str | None:
 @partial(jax.jit, static_argnums=0)
 def _attribute(model: LanguageModel, weights: Weights, read: Read) -> Attribution:
     inputs, target, position = read
-    points = {name: point for name, point in SUB_LAYERS.items() if point in model.points}
+    points = {name: point for name, point in SUB_LAYERS.items() if point in model.hook_points}
     passed = model.forward(weights, inputs, hooks=Hooks(("embedding", *points.values())))
     parts = {"embedding": passed.captured["embedding"][:, position]}
     for name, point in points.items():
@@ -128,25 +134,27 @@ def _attribute(model: LanguageModel, weights: Weights, read: Read) -> Attributio
         parts[name] = x[:, :, position] if name == "feedforward" else x[..., position, None, :]
     parts = jax.tree.map(lambda x: x.astype(jnp.float32), parts)
 
-    def logit_of(parts: dict[str, Array]) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
-        hidden = hidden_of(weights, transformer_config(model), parts)
+    def target_logit(parts: dict[str, Array]) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
+        hidden = sum_hidden(weights, transformer_config(model), parts)
         found = _pick(linear(head(weights), hidden, jnp.float32), target)
-        return found.sum(), found  # batch elements do not depend on each other
+        # The gradient of the sum contains the gradient of each batch element, because each logit
+        # depends on one batch element only.
+        return found.sum(), found
 
-    slopes, logit = jax.grad(logit_of, has_aux=True)(parts)
+    slopes, logit = jax.grad(target_logit, has_aux=True)(parts)
     products = {name: slopes[name] * x for name, x in parts.items()}
     embedding = products.pop("embedding").sum(1)
     added = {
         name: (x.sum(2) if name == "feedforward" else x.sum((3, 4))).swapaxes(0, 1)
         for name, x in products.items()
     }
-    of_layers = sum(x.reshape(len(target), -1).sum(1) for x in added.values())
+    split_layers = sum(x.reshape(len(target), -1).sum(1) for x in added.values())
     return Attribution(
         heads=added["attention"],
         cross_heads=added.get("cross_attention"),
         feedforward=added["feedforward"],
         embedding=embedding,
-        biases=logit - embedding - of_layers,
+        biases=logit - embedding - split_layers,
         logit=_pick(linear(head(weights), passed.hidden[:, position], jnp.float32), target),
     )
 
@@ -157,19 +165,20 @@ def _pick(
     return jnp.take_along_axis(logits, target[:, None], axis=1)[:, 0]
 
 
-def hidden_of(
+def sum_hidden(
     weights: Weights, config: TransformerConfig, parts: dict[str, Array]
 ) -> Float[Array, "batch dim"]:
-    """Computes the input of the head at one position from what is written into the stream.
+    """Computes the input of the output head at one position from the outputs of all sub-layers.
 
-    Its derivative by the parts is that of an affine map: the sizes of norms count as constants.
+    Derivatives treat the scales of the norms as constants, so the function is affine in `parts`.
 
     Args:
         weights: the model's parameters.
         config: the model's config.
-        parts: "embedding", the input of the first layer [batch, dim], and the output of each
-            sub-layer by name: attention has the output of each head, [layers, batch, heads, 1,
-            head_dim], the feed-forward layer [layers, batch, dim].
+        parts: a dict with the summands of the residual stream at the position. "embedding" is the
+            input of the first layer, [batch, dim]. "attention" and "cross_attention" contain the
+            output of each head, [layers, batch, heads, 1, head_dim]. "feedforward" contains the
+            output of each feed-forward layer, [layers, batch, dim].
     """
 
     def layer(
@@ -197,9 +206,9 @@ def _add(
     y: Float[Array, "batch dim"],
     config: TransformerConfig,
 ) -> Float[Array, "batch dim"]:
-    """Adds y to x as `functional.layers.layer.Residual` does."""
-    if config.norm_position in ("output", "both"):
-        own = f"{name}_output_norm" if config.norm_position == "both" else f"{name}_norm"
+    """Adds the output y of a sub-layer to x, as `functional.layers.layer.Residual` does."""
+    if config.norm_position in ("post_sublayer", "sandwich"):
+        own = f"{name}_output_norm" if config.norm_position == "sandwich" else f"{name}_norm"
         y = _fixed_norm(block[own], y, config)
     y = x + y if config.residual else y
     return _fixed_norm(block[f"{name}_norm"], y, config) if config.norm_position == "post" else y
@@ -208,17 +217,17 @@ def _add(
 def _fixed_norm(
     weights: Weights, x: Float[Array, "batch dim"], config: TransformerConfig
 ) -> Float[Array, "batch dim"]:
-    """Computes the norm of a config, whose size counts as a constant in derivatives."""
-    norm = norm_of(config)
+    """Applies the config's norm to x; derivatives treat the scale of the norm as a constant."""
+    norm = build_norm(config)
     return x if norm is None else norm.affine(weights, x, jax.lax.stop_gradient(x))
 
 
 class InputGradient(NamedTuple):
-    """The gradient of a logit by the vectors that the first layer reads.
+    """The gradient of a logit with respect to the input vectors of the first layer.
 
     Attributes:
-        vectors: the vectors.
-        gradient: the gradient by each of them.
+        vectors: the input vectors.
+        gradient: the gradient with respect to each input vector.
     """
 
     vectors: Float[Array, "batch length dim"]
@@ -226,21 +235,22 @@ class InputGradient(NamedTuple):
 
     @property
     def norms(self) -> Float[Array, "batch length"]:
-        """The Euclidean norm of the gradient by the vector of each token."""
+        """The Euclidean norm of the gradient for each token."""
         return jnp.linalg.norm(self.gradient, axis=-1)
 
     @property
     def products(self) -> Float[Array, "batch length"]:
-        """The product gradient · vector: to first order, how much the vector adds to the logit."""
+        """Scalar product of each input vector with its gradient (gradient times input)."""
         return (self.gradient * self.vectors).sum(axis=-1)
 
 
 class Gradients(NamedTuple):
-    """The gradients of the logit of one token, for each batch element.
+    """Gradients of the logit of one token, for each batch element.
 
     Attributes:
-        tokens: by the vectors of the tokens.
-        source: by the vectors of the source; None if the model reads none.
+        tokens: the gradient with respect to the embeddings of the tokens.
+        source: the gradient with respect to the embeddings of the source; None for a model without
+            a source.
         logit: the logit.
     """
 
@@ -255,20 +265,20 @@ def input_gradients(
     tokens: Int[Array, "batch length"],
     target: Int[Array, " batch"],
     position: int = -1,
-    source: Any = None,
+    source: Sources | None = None,
 ) -> Gradients:
-    """Computes the gradient of the logit of `target` at one position by the vectors of all tokens.
+    """Computes the gradient of one logit with respect to the input vectors of all tokens.
 
     Args:
-        model: a model of any kind.
-        variables: its variables.
+        model: any model.
+        variables: the model's variables.
         tokens: ids of complete sequences.
-        target: the token of each batch element.
-        position: the position that predicts it; negative: counted from the end.
-        source: for a model that reads one, the sources.
+        target: for each batch element, the token whose logit is differentiated.
+        position: the position that predicts the target; negative positions count from the end.
+        source: the source sequences, for models with a source.
 
     Raises:
-        ValueError: an argument is not accepted.
+        ValueError: An argument is invalid.
     """
     read = read_logits(model, variables, tokens, target, position, source)
     return _gradients(model, variables["params"], read)
@@ -277,38 +287,42 @@ def input_gradients(
 @partial(jax.jit, static_argnums=0)
 def _gradients(model: LanguageModel, weights: Weights, read: Read) -> Gradients:
     inputs, target, position = read
-    points = [name for name in (EMBEDDING, SOURCE_EMBEDDING) if name in model.points]
+    points = [name for name in (EMBEDDING, SOURCE_EMBEDDING) if name in model.hook_points]
     vectors = model.forward(weights, inputs, hooks=Hooks(tuple(points))).captured
 
-    def logits_of(vectors: dict[str, Array]) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
+    def patched_logits(
+        vectors: dict[str, Array],
+    ) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
         hooks = Hooks(patch={name: Patch(True, x) for name, x in vectors.items()})
         hidden = model.forward(weights, inputs, hooks=hooks).hidden[:, position, None]
         logits = model.logits(weights, hidden)[:, 0]
         found = _pick(logits, target)
-        return found.sum(), found  # batch elements do not depend on each other
+        # The gradient of the sum contains the gradient of each batch element, because each logit
+        # depends on one batch element only.
+        return found.sum(), found
 
-    slopes, logit = jax.grad(logits_of, has_aux=True)(vectors)
+    slopes, logit = jax.grad(patched_logits, has_aux=True)(vectors)
     found = {name: InputGradient(vectors[name], slopes[name]) for name in points}
     return Gradients(found[EMBEDDING], found.get(SOURCE_EMBEDDING), logit)
 
 
 def state_norms(
-    model: LanguageModel, variables: Variables, tokens: Any, source: Any = None
+    model: LanguageModel, variables: Variables, tokens: Any, source: Sources | None = None
 ) -> dict[str, Float[Array, "layers batch length"]]:
-    """Computes the Euclidean norm of the states of every layer at every token.
+    """Computes the Euclidean norm of the hidden states of every layer at every token.
 
     Args:
-        model: a model of any kind.
-        variables: its variables.
+        model: any model.
+        variables: the model's variables.
         tokens: ids of complete sequences.
-        source: for a model that reads one, the sources.
+        source: the source sequences, for models with a source.
 
     Returns:
-        {point: norms}: of "block.output" and, for recurrent layers, of "recurrent.hidden" and
-        for an LSTM of "recurrent.cell".
+        {hook point: norms} for "block.output", for "recurrent.hidden" in recurrent models, and for
+        "recurrent.cell" in an LSTM.
 
     Raises:
-        ValueError: an argument is not accepted.
+        ValueError: An argument is invalid.
     """
     inputs = read_inputs(model, variables, tokens, source)
     return _state_norms(model, variables["params"], inputs)
@@ -316,6 +330,6 @@ def state_norms(
 
 @partial(jax.jit, static_argnums=0)
 def _state_norms(model: LanguageModel, weights: Weights, inputs: Inputs) -> dict[str, Array]:
-    points = tuple(name for name in STATES if name in model.layer_points)
+    points = tuple(name for name in STATES if name in model.layer_hook_points)
     captured = model.forward(weights, inputs, hooks=Hooks(points)).captured
     return {name: jnp.linalg.norm(x.astype(jnp.float32), axis=-1) for name, x in captured.items()}

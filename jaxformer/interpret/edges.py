@@ -1,19 +1,22 @@
-"""Edge patching: the effect of one head on another through the direct path between them.
+"""Path patching: the effect of one attention head on a later head through the residual stream.
 
-In a pre-norm decoder the residual stream before layer r is a sum: x_r is the embedding plus the
-outputs of the heads and feed-forward layers of earlier layers. Head h of layer l adds W_O^h z: z is
-its value at the point "attention.heads", and W_O^h are its rows of the output projection. An edge
-leads from this sender to the queries, keys or values of a receiving head in a later layer r.
-In the run on the corrupted text, patching it means to compute
+In a pre-norm decoder, the residual stream x_r before layer r is the sum of the embedding and the
+outputs of all heads and feed-forward layers before layer r. Head h of layer l adds W_O^h z to x_r.
+Here z is the head's value at the hook point "attention.heads", and W_O^h is the part of the output
+projection that belongs to this head. An edge connects this head, the sender, with the queries, keys
+or values of a head in a later layer r, the receiver.
 
-    x' = x_r + W_O^h (z_clean − z_corrupted)           at all positions
-    q' = query of the receiving head, from Norm(x')
+Patching an edge changes the forward pass on the corrupted text in three steps:
 
-and to replace the receiver's query by q', or likewise its key or value. All other inputs of layer r
-and all earlier layers are those of the corrupted run. Layer r and the layers after it are computed
-from q'. The edge thus excludes paths from the sender to the receiver through other heads or through
-feed-forward layers. This is the edge of Conmy et al., who treat feed-forward layers as nodes. Wang
-et al. recompute the feed-forward layers between sender and receiver.
+1. Compute x' = x_r + W_O^h (z_clean − z_corrupted) at all positions.
+2. Compute the receiver's queries (or keys, or values) from Norm(x'), and use them in layer r.
+3. Compute the remaining values of layer r and all later layers as usual.
+
+All earlier layers, and all other queries, keys and values of layer r, have the same values as
+without the patch. The edge thus excludes paths from the sender to the receiver through other heads
+or through feed-forward layers. Conmy et al. define edges in the same way, because they treat each
+feed-forward layer as a node of the graph. Wang et al. instead recompute the feed-forward layers
+between the sender and the receiver.
 
 Reference:
     Wang et al. 2022, "Interpretability in the Wild", §3.1 (path patching); Conmy et al. 2023,
@@ -30,15 +33,16 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.attention.heads import merge_heads
+from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.layers.sublayer import with_contexts
 from jaxformer.functional.linear.affine import linear
-from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import (
     by_layer,
+    heads_shape,
     mixed_layers,
     project,
     transformer_config,
@@ -50,7 +54,7 @@ from jaxformer.interpret.patching import (
     checked_pair,
     is_at,
     measure,
-    metric_of,
+    run_metric,
 )
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
@@ -68,7 +72,7 @@ class HeadEdge(NamedTuple):
         sender_layer: layer of the sending head.
         sender_head: index of the sending head.
         receiver_layer: layer of the receiving head.
-        receiver_head: index of the receiving head; for "key" and "value", that of the key/value
+        receiver_head: index of the receiving head; for "key" and "value", index of the key/value
             head.
         receiver_input: "query", "key" or "value".
     """
@@ -84,10 +88,10 @@ class EdgeSweep(NamedTuple):
     """Result of `patch_edges`.
 
     Attributes:
-        effects: float32 [edges], the metric of the patched corrupted run minus that of the
-            corrupted run.
-        clean: the metric on the clean text.
-        corrupted: the metric on the corrupted text.
+        effects: for each edge, the metric on the corrupted text with the patch minus the metric
+            without it.
+        clean: the metric on the clean text, without a patch.
+        corrupted: the metric on the corrupted text, without a patch.
     """
 
     effects: Float[np.ndarray, " edges"]
@@ -96,14 +100,15 @@ class EdgeSweep(NamedTuple):
 
 
 class EdgeState(NamedTuple):
-    """What all runs read.
+    """Arguments of `run_edges` that are equal for all edges.
 
     Attributes:
         weights: the model's parameters.
-        inputs: the corrupted text.
+        inputs: the corrupted text, as input of the model.
         metric: the metric.
-        residual: the input of each layer in the corrupted run.
-        differences: the outputs of the heads in the clean run minus those in the corrupted run.
+        residual: the input of each layer on the corrupted text.
+        differences: the outputs of the heads on the clean text minus their outputs on the
+            corrupted text.
     """
 
     weights: Weights
@@ -124,20 +129,21 @@ def patch_edges(
     chunk: int = 32,
     on_progress: Callable[[int, int], Any] | None = None,
 ) -> EdgeSweep:
-    """Measures the effect of every edge on a metric of the corrupted text; see the module.
+    """Measures the effect of patching each edge on a metric of the corrupted text.
 
     Args:
         model: a decoder whose blocks have norm_position "pre" and residuals.
-        variables: its variables.
+        variables: the model's variables.
         clean: int [batch, length], or `functional.inputs.Inputs`.
-        corrupted: the same, of the same shape.
-        metric: a number computed from the logits at one position, such as `LogitDifference`.
-        edges: the edges to patch one by one.
-        chunk: the most runs that are computed together. Memory is proportional to it.
-        on_progress: called with (number of measured edges, number of all edges).
+        corrupted: the corrupted text, of the same type and shape as `clean`.
+        metric: a function of the logits at one position, such as `LogitDifference`.
+        edges: the edges, each of which is patched in its own forward pass.
+        chunk: the maximum number of forward passes at the same time. Memory is proportional to
+            `chunk`.
+        on_progress: called with (number of measured edges, total number of edges).
 
     Raises:
-        ValueError: an argument is not accepted, or the model's heads do not write to a sum.
+        ValueError: An argument is invalid or the heads do not add to a residual stream.
     """
     check_is_sum(model)
     model.check(variables)
@@ -169,7 +175,14 @@ def patch_edges(
 def run_edges(
     model: LanguageModel, name: str, state: EdgeState, edges: Int[Array, "edges 4"]
 ) -> Float[Array, " edges"]:
-    """Computes the metric with each edge patched; all edges lead to the input `name`."""
+    """Computes the metric on the corrupted text once per edge, with this edge patched.
+
+    Args:
+        model: the model.
+        name: the `receiver_input` of all edges, "query", "key" or "value".
+        state: the arguments that are equal for all edges.
+        edges: the first four fields of each `HeadEdge`.
+    """
 
     def patched(edge: Int[Array, "4"]) -> Float[Array, ""]:
         sender_layer, sender_head, layer, head = edge
@@ -178,7 +191,7 @@ def run_edges(
         here = is_at(layer, model.config.num_layers)[:, None, None, None, None]
         where = here & is_at(head, value.shape[-3])[:, None, None]
         hooks = Hooks(patch={f"attention.{name}": Patch(where, value[None])})
-        return metric_of(model, state.weights, state.inputs, state.metric, hooks)[0]
+        return run_metric(model, state.weights, state.inputs, state.metric, hooks)[0]
 
     return jax.vmap(patched)(jnp.asarray(edges))
 
@@ -186,11 +199,12 @@ def run_edges(
 def sent(
     model: LanguageModel, state: EdgeState, layer: Int[Array, ""], head: Int[Array, ""]
 ) -> Float[Array, "batch length dim"]:
-    """Computes W_O^h (z_clean − z_corrupted), the difference that one head makes."""
+    """Computes W_O^h (z_clean − z_corrupted), the change of one head's contribution."""
     output = weights_of_layer(state.weights, layer)["attention"]["output"]
     mine = is_at(head, transformer_config(model).num_heads)[:, None, None]
     difference = merge_heads(jnp.where(mine, state.differences[layer], 0))
-    return linear({"kernel": output["kernel"]}, difference)  # the bias cancels
+    # The bias cancels in the difference.
+    return linear({"kernel": output["kernel"]}, difference)
 
 
 def receiver_input(
@@ -200,9 +214,9 @@ def receiver_input(
     name: str,
     residual: Float[Array, "batch length dim"],
 ) -> Float[Array, "batch heads length d"]:
-    """Computes the queries, keys or values of a layer from its input."""
+    """Computes the queries, keys or values of a layer from the layer's input."""
     stack = model.architecture.stack
-    tokens = Tokens.of_sequences(state.inputs, model.run())
+    tokens = Tokens.from_sequences(state.inputs, model.run())
     tokens = with_contexts(stack.sublayers, tokens, state.weights)
 
     def run(layer: Layer, block: Weights, x: Float[Array, "batch length dim"]) -> Array:
@@ -214,29 +228,29 @@ def receiver_input(
 def check_is_sum(model: LanguageModel) -> None:
     """Raises ValueError unless each head of the model adds its output to a residual stream."""
     if type(model) is not Decoder:
-        raise ValueError(f"model is a {type(model).__name__}; edges are those of a Decoder")
+        raise ValueError(f"model is a {type(model).__name__}; path patching requires a Decoder")
     if model.layers is not None:
-        raise ValueError("model has its own layers; edges need those of a config")
+        raise ValueError(
+            "model has user-defined layers; path patching requires layers built from a config"
+        )
+    heads_shape(model, "attention")
     if (reason := mixed_layers(model)) is not None:
         raise ValueError(reason)
     if model.config.norm_position != "pre":
         raise ValueError(
-            f"norm_position is {model.config.norm_position!r}; edges need 'pre': a norm of the "
-            "attention's output or of the sum is not linear, so a head has no share of its own in "
-            "the residual stream"
+            f"norm_position is {model.config.norm_position!r}; path patching requires 'pre', "
+            "because with other norms the residual stream is not the sum of the heads' outputs"
         )
     if not model.config.residual:
-        raise ValueError(
-            "residual is False; edges need residuals: without them, no direct path leads past a "
-            "layer"
-        )
+        raise ValueError("residual is False; path patching requires residual connections")
 
 
 def checked_edge(edge: HeadEdge, config: TransformerConfig) -> HeadEdge:
-    """Returns the edge with Python integers.
+    """Checks an edge and converts its indices to Python integers.
 
     Raises:
-        ValueError: a layer, head or input does not exist, or the receiver is not after the sender.
+        ValueError: A layer, head or input does not exist, or receiver_layer is not larger than
+            sender_layer.
     """
     if len(edge) != len(HeadEdge._fields):
         raise ValueError(f"edge {edge!r} must have the fields {', '.join(HeadEdge._fields)}")
@@ -259,7 +273,7 @@ def checked_edge(edge: HeadEdge, config: TransformerConfig) -> HeadEdge:
             )
     if edge.sender_layer >= edge.receiver_layer:
         raise ValueError(
-            f"sender_layer is {edge.sender_layer} and receiver_layer {edge.receiver_layer}; the "
-            "receiver must be in a later layer"
+            f"sender_layer is {edge.sender_layer} and receiver_layer is {edge.receiver_layer}; "
+            "receiver_layer must be larger than sender_layer"
         )
     return edge

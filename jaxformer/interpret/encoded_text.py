@@ -1,26 +1,30 @@
-"""Tokens of the page: checks a text, encodes it, and names tokens for the screen."""
+"""Checks and encodes the text of a page, and makes readable labels for tokens."""
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional.trees import Weights
+from jaxformer.models.config.encoder import check_reads_text
 from jaxformer.models.language_model import LanguageModel
 
 MOST_TOKENS = 512
-MOST_TARGET_TOKENS = 48  # of a translation that the model makes itself
+# If `explain` is called without a target, the model's own translation has at most this many tokens.
+MOST_TARGET_TOKENS = 48
 
 
 class EncodedText(NamedTuple):
-    """Token ids that the model reads.
+    """Token ids of a text and, for a model with a source, of the source.
 
     Attributes:
-        tokens: The ids of the text; for a model that reads a source, those of the target.
-        source: The ids of the source; None if the model reads none.
+        tokens: The ids of the text or, for a model with a source, of the target.
+        source: The ids of the source; None for a model without a source.
     """
 
     tokens: list[int]
@@ -36,20 +40,21 @@ def encode_text(
     model: LanguageModel,
     variables: Weights,
     text: str | Sequence[int],
-    tokenizer: Any,
+    tokenizer: Tokenizer | None,
     target: str | Sequence[int] | None,
 ) -> EncodedText:
     """Checks and encodes the texts; see `explain` for the arguments.
 
     Raises:
-        ValueError: A text is empty or too long, or a string has no tokenizer.
+        ValueError: A text is empty or too long, or a string is passed without a tokenizer.
     """
     config = model.config
     if not config.reads_source:
         if target is not None:
-            raise ValueError(f"target was given, but a {type(model).__name__} reads no source")
+            raise ValueError(f"target must be None, because a {type(model).__name__} has no source")
 
-        def encode(text: str) -> list[int]:  # nothing follows a text that is to be continued
+        # A text that the model continues must not end with an end token.
+        def encode(tokenizer: Tokenizer, text: str) -> list[int]:
             ends = (tokenizer.text_opening, ())
             before, after = (tokenizer.before, tokenizer.after) if config.bidirectional else ends
             return [*before, *tokenizer.encode_many([text])[0], *after]
@@ -57,7 +62,8 @@ def encode_text(
         tokens = _encoded("text", text, tokenizer, encode)
         _check("text", tokens, config.max_length, config.vocab_size)
         return EncodedText(tokens)
-    source = _encoded("text", text, tokenizer, lambda text: tokenizer.encode_source(text))
+    check_reads_text(config)
+    source = _encoded("text", text, tokenizer, lambda reader, text: reader.encode_source(text))
     _check("text", source, config.longest_source, config.num_source_ids)
     if target is None:
         tokens = _translated(model, variables, source, tokenizer)
@@ -66,25 +72,25 @@ def encode_text(
             "target",
             target,
             tokenizer,
-            lambda text: [*tokenizer.decoder_opening, *tokenizer.encode_many([text])[0]],
+            lambda reader, text: [*reader.decoder_opening, *reader.encode_many([text])[0]],
         )
     _check("target", tokens, config.max_length, config.vocab_size)
     return EncodedText(tokens, source)
 
 
-# Signs of characters that have no glyph. A text is unclear if it is empty, contains such a sign
-# itself or ends like an id.
+# Symbols for invisible characters. A text is ambiguous as a label if it is empty, contains one of
+# these symbols or ends like a token id.
 _SIGNS = str.maketrans({" ": "·", "\n": "⏎", "\t": "→"})
 _UNCLEAR = re.compile(r"\A\Z|[·⏎→]|#\d+\Z")
 
 
-def token_names(tokenizer: Any, ids: Iterable[int]) -> list[str]:
-    r"""Returns a name of each id for pages and pictures; different ids have different names.
+def token_names(tokenizer: Tokenizer | None, ids: Iterable[int]) -> list[str]:
+    r"""Returns a unique label for each token id, for pages and plots.
 
-    A name is the text that the token adds to a text before it. Spaces, line feeds and tabs are
-    shown as `·`, `⏎` and `→`, and other characters without a glyph as escapes, such as `\xa0`. If
-    this does not identify the token, its id follows: `the #4`. A token without text has the name
-    `#4`.
+    A label is the text that the token appends to a preceding text. Spaces, line feeds and tabs
+    become `·`, `⏎` and `→`, and other invisible characters become escapes such as `\xa0`. If the
+    text does not identify the token, the id is added: `the #4`. The label of a token without text
+    is `#4`.
     """
     ids = [int(token) for token in ids]
     context = _context(tokenizer)
@@ -97,55 +103,61 @@ def token_names(tokenizer: Any, ids: Iterable[int]) -> list[str]:
     return [names[token].lstrip(" ") for token in ids]
 
 
-def _context(tokenizer: Any) -> list[int]:
-    """Returns a token after which every token is decoded as the continuation of a text.
+def _context(tokenizer: Tokenizer | None) -> list[int]:
+    """Returns a list with one token that decodes to a word, or [] if there is no such token.
 
-    Many tokenizers drop the space before the first word of a text, so that `▁the` and `the` alone
-    both decode to "the".
+    Many tokenizers drop the space before the first word of a text, so that `▁the` and `the` both
+    decode to "the". After a token that is a word, `▁the` and `the` decode to different texts.
     """
-    ids = () if tokenizer is None else tokenizer.text_ids
-    return next(([token] for token in ids if tokenizer.decode([token]).strip().isalnum()), [])
+    if tokenizer is None:
+        return []
+    words = (token for token in tokenizer.text_ids if tokenizer.decode([token]).strip().isalnum())
+    return [*islice(words, 1)]
 
 
-def _token_text(tokenizer: Any, context: list[int], token: int) -> str:
-    """Returns the text of a token: its bytes if they are no text, its name if it has none."""
+def _token_text(tokenizer: Tokenizer | None, context: list[int], token: int) -> str:
+    """Returns a token's text, its bytes if they are not UTF-8, or the name of a special token."""
     if tokenizer is None or token >= tokenizer.vocab_size:
         return ""
     before, whole = tokenizer.decode(context), tokenizer.decode([*context, token])
     text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode([token])
-    if "\ufffd" in text:  # bytes that are no text
+    # The decoder returns U+FFFD for bytes that are not valid UTF-8.
+    if "\ufffd" in text:
         read = getattr(tokenizer, "token_bytes", lambda _: b"")
         text = "".join(f"\\x{byte:02x}" for byte in read(token))
-    return "".join(map(_with_glyph, text or tokenizer.name_of(token)))
+    return "".join(map(_with_glyph, text or tokenizer.token_name(token)))
 
 
 def _with_glyph(character: str) -> str:
-    """Returns an escape for a character without a glyph, except for those in `_SIGNS`."""
+    """Escapes an invisible character, unless `_SIGNS` has a symbol for it."""
     if character.isprintable() or ord(character) in _SIGNS:
         return character
     return character.encode("unicode_escape").decode()
 
 
 def _encoded(
-    name: str, text: str | Sequence[int], tokenizer: Any, encode: Callable[[str], list[int]]
+    name: str,
+    text: str | Sequence[int],
+    tokenizer: Tokenizer | None,
+    encode: Callable[[Tokenizer, str], list[int]],
 ) -> list[int]:
-    """Returns the ids of a text, which may be ids already."""
+    """Returns the token ids of `text`, which is a string or already a list of token ids."""
     if not isinstance(text, str):
         ids = np.asarray(text)
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
             raise ValueError(
-                f"{name} is {ids.dtype} {ids.shape}; it must be a text or a list of ids"
+                f"{name} is {ids.dtype} {ids.shape}; it must be a text or a list of token ids"
             )
         return ids.tolist()
     if tokenizer is None:
         raise ValueError(f"tokenizer is None; without one, {name} must be a list of token ids")
     if not text:
         raise ValueError(f"{name} is empty; give at least one character")
-    return encode(text)
+    return encode(tokenizer, text)
 
 
 def _check(name: str, tokens: Sequence[int], max_length: int, vocab_size: int) -> None:
-    """Raises ValueError unless the model and the page can show these tokens."""
+    """Raises ValueError if the model or the page cannot process these tokens."""
     if not tokens:
         raise ValueError(f"{name} is empty; give at least one token")
     if len(tokens) > max_length:
@@ -158,14 +170,16 @@ def _check(name: str, tokens: Sequence[int], max_length: int, vocab_size: int) -
 
 
 def _translated(
-    model: LanguageModel, variables: Weights, source: list[int], tokenizer: Any
+    model: LanguageModel, variables: Weights, source: list[int], tokenizer: Tokenizer | None
 ) -> list[int]:
-    """Returns the opening and the model's greedy translation of the source."""
+    """Translates the source greedily. Returns the start tokens and the translation."""
     from jaxformer.decoding.generate import generate
     from jaxformer.decoding.sampling import Sampler
 
     if tokenizer is None:
-        raise ValueError("target is None, and without a tokenizer no token is known to begin one")
+        raise ValueError(
+            "target is None, but without a tokenizer the start token is unknown; pass target"
+        )
     opening, limit = tokenizer.decoder_opening, model.config.max_length
     found = generate(
         model,

@@ -3,9 +3,9 @@
     page = explain(model, variables, "def f(x):", tokenizer)
     page.write("page.html")
 
-A page of a small decoder holds the weights, and its JavaScript computes the model: editing a token
-or switching off a head gives new logits. A page of any other model holds the values that JAX
-computed.
+For a small decoder, the page contains the weights, and JavaScript runs the model in the browser:
+editing a token or ablating a head changes the logits. For any other model, the page shows values
+that JAX computed.
 """
 
 import html
@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxformer.artifacts.files import write_whole
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional.linear.affine import dense_all
 from jaxformer.functional.trees import Weights, stack_trees
 from jaxformer.interpret.atlas import HeadAtlas
@@ -38,7 +39,7 @@ from jaxformer.interpret.page_weights import (
     page_config,
     unpacked_weights,
 )
-from jaxformer.models.config import kind_of
+from jaxformer.models.config import architecture_name
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel
 
@@ -51,8 +52,8 @@ class Page:
 
     Attributes:
         html: The complete document.
-        mode: "live" if the page computes the model, "captured" if it shows stored values.
-        reason: Why the mode is not "live"; None if it is.
+        mode: "live" if the page runs the model, "captured" if the page shows stored values.
+        reason: The reason why the mode is "captured"; None if the mode is "live".
         num_tokens: The number of tokens of the text.
     """
 
@@ -63,18 +64,19 @@ class Page:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the file."""
+        """The size of the HTML file in bytes."""
         return len(self.html.encode())
 
     def write(self, path: str | Path) -> Path:
-        """Writes the page to a file, which replaces one of the same name, and returns its path."""
+        """Writes the page to a file and returns the path. An existing file is replaced."""
         write_whole(Path(path), self.html)
         return Path(path)
 
     def _repr_html_(self) -> str:
-        """Returns the page in a sandboxed frame, for Jupyter.
+        """Returns the page in a sandboxed iframe, for Jupyter.
 
-        Several pages in one notebook are separate documents, so their names do not clash.
+        Each page in a notebook is a separate document, so the scripts of several pages do not share
+        names.
         """
         return (
             '<iframe sandbox="allow-scripts" title="jaxformer page" width="100%" height="820" '
@@ -86,46 +88,51 @@ def explain(
     model: LanguageModel,
     variables: Mapping[str, Any],
     text: str | Sequence[int],
-    tokenizer: Any = None,
+    tokenizer: Tokenizer | None = None,
     *,
     target: str | Sequence[int] | None = None,
     title: str = "",
     atlas: HeadAtlas | None = None,
 ) -> Page:
-    """Computes the page of a text.
+    """Creates an interactive page about a model and a text.
 
     Args:
-        model: A model of any kind.
-        variables: Its variables, {"params": …}. Kernels with a LoRA update or integers are
-            replaced by the arrays that they represent.
-        text: The text, or its token ids with their opening. For a model that reads a source, this
+        model: Any model.
+        variables: The model's variables, {"params": …}. Kernels with a LoRA update and integer
+            kernels are replaced by dense float kernels.
+        text: The text, or token ids that include the start token. For a model with a source, `text`
             is the source.
-        tokenizer: The tokenizer; None: `text` must be ids, and the page shows ids.
-        target: The decoder's text, for a model that reads a source. None: the model's own greedy
-            translation.
-        title: The name of the model on the page; None: its kind.
-        atlas: The head atlas to show. None: an atlas on random tokens that occur twice, for a model
-            that the page computes; none for other models.
+        tokenizer: The tokenizer. If None, `text` and `target` must be token ids, and the page shows
+            ids.
+        target: For a model with a source: the text of the decoder. If None, the model translates
+            the source greedily.
+        title: The name of the model on the page. If empty, the page shows the name of the model's
+            class.
+        atlas: The result of `head_atlas` to show. If None, a page that runs the model shows a head
+            atlas that was measured on repeated random tokens.
 
     Returns:
         The page.
 
     Raises:
-        ValueError: A text is empty, too long or without a tokenizer, or the variables do not fit
-            the model.
+        ValueError: A text is empty, too long or passed without a tokenizer, or the variables
+            do not fit the model.
     """
     if "params" not in variables:
-        raise ValueError(f"variables hold {', '.join(variables)}; they must hold 'params'")
+        raise ValueError(
+            f"variables have the keys {', '.join(variables)}; they must contain 'params'"
+        )
     inputs = encode_text(model, variables, text, tokenizer, target)
     model.check(variables)
-    variables = {"params": dense_all(variables["params"])}  # the page stores arrays
+    # The page stores dense arrays only, without LoRA updates or integer kernels.
+    variables = {"params": dense_all(variables["params"])}
     reason = live_reason(model, variables)
     data: dict[str, Any] = {
         "format": PAGE_FORMAT,
         "mode": "captured" if reason else "live",
         "reason": reason,
         "title": title or type(model).__name__,
-        "kind": kind_of(model.config),
+        "kind": architecture_name(model.config),
         "facts": _facts(model, variables),
         "tokens": inputs.tokens,
         "source": inputs.source,
@@ -140,13 +147,16 @@ def explain(
     if atlas is not None:
         data["atlas"] = atlas_data(atlas, "text")
     elif not reason and (found := repeated_atlas(model, variables)) is not None:
-        data["atlas"] = atlas_data(found, "random tokens that occur twice")
+        data["atlas"] = atlas_data(found, "repeated random tokens")
     document = page_html(data, f"{data['title']}: attention, layers and decoding")
     return Page(document, data["mode"], reason, len(inputs.tokens))
 
 
 def _captured(model: LanguageModel, variables: Weights, inputs: EncodedText) -> dict[str, Any]:
-    """Returns the values that JAX computed, and those of the norms and parts that the model has."""
+    """Returns values that JAX computed.
+
+    Norms and attributions are missing if the model does not support them.
+    """
     captured = captured_data(model, variables, inputs)
     best = int(unpack(captured["logits"]["ids"])[-1, 0])
     optional = {
@@ -157,7 +167,7 @@ def _captured(model: LanguageModel, variables: Weights, inputs: EncodedText) -> 
 
 
 def _live(model: LanguageModel, params: Weights, inputs: EncodedText) -> dict[str, Any]:
-    """Returns the weights and the config, and JAX's logits for a comparison on the page."""
+    """Returns the config, the weights, and JAX's logits, with which the page checks its logits."""
     weights = packed_weights(params)
     expected = final_logits(model, unpacked_weights(weights), inputs)
     return {
@@ -168,10 +178,10 @@ def _live(model: LanguageModel, params: Weights, inputs: EncodedText) -> dict[st
 
 
 def _facts(model: LanguageModel, variables: Weights) -> list[list[str]]:
-    """Returns labelled figures for the head of the page."""
+    """Returns pairs of a label and a value for the header of the page."""
     config = model.config
     size = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
-    found = [["kind", kind_of(config)], ["parameters", f"{size:,}"]]
+    found = [["kind", architecture_name(config)], ["parameters", f"{size:,}"]]
     fields = {"num_layers": "layers", "num_heads": "heads", "embed_dim": "width"}
     fields |= {"vocab_size": "vocabulary"}
     found += [
@@ -181,16 +191,16 @@ def _facts(model: LanguageModel, variables: Weights) -> list[list[str]]:
 
 
 def _sizes(config: ModelConfig) -> dict[str, Any]:
-    """Returns the fields of a config that the views of captured values read."""
+    """Returns the config fields that a page without the model's weights needs."""
     names = """vocab_size max_length num_layers num_heads num_kv_heads head_dim embed_dim norm
         norm_position norm_epsilon bidirectional"""
     return {name: getattr(config, name) for name in names.split() if hasattr(config, name)}
 
 
 def _norms(model: LanguageModel, params: Weights) -> dict[str, Any] | None:
-    """Returns γ and β of the norm of attention.
+    """Returns the scale γ and the bias β of the norm before the attention of each layer.
 
-    Returns None if a layer has no attention, or its norm has other weights.
+    Returns None if a layer has no attention, or if its norm has parameters other than γ and β.
     """
     stack = model.architecture.stack
     if len(layers_with(model, "attention.output")) < len(stack.layers):
@@ -202,8 +212,8 @@ def _norms(model: LanguageModel, params: Weights) -> dict[str, Any] | None:
     return {name: pack(np.asarray(x, np.float32), "float32") for name, x in norms.items()}
 
 
-def _names(data: dict, tokenizer: Any, vocab_size: int) -> Any:
-    """Returns the texts of tokens: of all ids if the page is live, otherwise of those shown."""
+def _names(data: dict, tokenizer: Tokenizer | None, vocab_size: int) -> Any:
+    """Returns labels of all token ids if the page runs the model, else of the ids on the page."""
     if data["mode"] == "live":
         return token_names(tokenizer, range(vocab_size))
     shown = {*data["tokens"], *(data["source"] or ())}

@@ -1,4 +1,4 @@
-"""Layers of a model: which have a point or heads, and layers whose index is traced."""
+"""Helpers that select layers by hook point, by attention heads, or by an index inside `jax.jit`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,10 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.layers.attention import Attention
-from jaxformer.functional.layers.layer import Layer, layer_points, sublayers_of
+from jaxformer.functional.layers.layer import Layer, layer_hook_points, list_sublayers
 from jaxformer.functional.model import PREFIX
 from jaxformer.functional.stack import Stack
 from jaxformer.functional.tokens import Tokens
@@ -17,24 +17,26 @@ from jaxformer.functional.trees import Weights
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel
 
+# The index of a layer.
+Index = int | Int[Array, ""]
 ATTENTIONS = ("attention", "cross_attention", "encoder.attention")
 
 
-def weights_of_layer(weights: Weights, layer: Any) -> Weights:
-    """Returns the weights of one block."""
+def weights_of_layer(weights: Weights, layer: Index) -> Weights:
+    """Returns the weights of the layer with the index `layer`."""
     return jax.tree.map(lambda leaf: leaf[layer], weights["blocks"])
 
 
 def by_layer(
-    stack: Stack, weights: Weights, run: Callable[..., Array], index: Any, *arguments: Any
+    stack: Stack, weights: Weights, run: Callable[..., Array], index: Index, *arguments: Any
 ) -> Array:
-    """Calls run(layer, its weights, *arguments) with a layer whose index may be traced.
+    """Calls `run(layer, layer_weights, *arguments)` for one layer.
 
     Args:
-        stack: the layers.
+        stack: the layers of the model.
         weights: the weights of the model.
-        run: the function to call. It is traced once for each different layer.
-        index: index of the layer.
+        run: the function to call. Equal layers share one trace of this function.
+        index: the index of the layer, a Python integer or a traced JAX integer.
         *arguments: the remaining arguments of `run`.
     """
     layers = list(dict.fromkeys(stack.layers))
@@ -43,50 +45,59 @@ def by_layer(
     return jax.lax.switch(number, runs, weights_of_layer(weights, index), *arguments)
 
 
-def attention_of(layer: Layer) -> Attention:
-    """Returns the self-attention of a layer that has one."""
-    return next(x for x in sublayers_of(layer) if isinstance(x, Attention))
+def self_attention_layer(layer: Layer) -> Attention:
+    """Returns the self-attention sub-layer of a layer, which must have one."""
+    return next(x for x in list_sublayers(layer) if isinstance(x, Attention))
 
 
 def project(
     layer: Layer, tokens: Tokens, weights: Weights, x: Float[Array, "batch length dim"]
 ) -> tuple[Array, Array, Array]:
-    """Computes (queries, keys, values) of a layer's self-attention from the layer's input.
+    """Computes the queries, keys and values of a layer's self-attention.
 
     Args:
         layer: the layer.
-        tokens: the pass, with the contexts of the sub-layers.
+        tokens: the input tokens with a context for each sub-layer, from `with_contexts`. For
+            attention, the context holds the mask, the keys and the settings of the scores.
         weights: the weights of the layer.
         x: the input of the layer.
     """
-    attention = attention_of(layer)
-    normed = layer[0].input_of(attention, weights, x)
+    attention = self_attention_layer(layer)
+    normed = layer[0].sublayer_input(attention, weights, x)
     return attention.project(weights["attention"], normed, tokens.contexts[attention])
 
 
 def layers_with(model: LanguageModel, point: str) -> list[int]:
-    """Returns the numbers of the layers that have a point; captured values have these layers."""
-    own, name = model.architecture, point.removeprefix(PREFIX)
-    if name != point and own.encoder is not None:
-        own = own.encoder
-    return [n for n, layer in enumerate(own.stack.layers) if name in layer_points(layer)]
+    """Returns the indices of the layers that have a hook point, in increasing order."""
+    layers, name = _stack_layers(model, point)
+    return [number for number, layer in enumerate(layers) if name in layer_hook_points(layer)]
+
+
+def _stack_layers(model: LanguageModel, name: str) -> tuple[tuple[Layer, ...], str]:
+    """Returns all layers of the stack that `name` refers to, and the name without a prefix.
+
+    A name with the prefix "encoder." refers to the layers of the encoder.
+    """
+    short = name.removeprefix(PREFIX)
+    own = model.architecture if short == name else model.architecture.encoder
+    return () if own is None else own.stack.layers, short
 
 
 def mixed_layers(model: LanguageModel) -> str | None:
-    """Returns why the index of a layer of the model must be static; None if it may be traced."""
+    """Returns the reason why a traced index cannot select a layer's weights; None if it can."""
     if len(groups := model.architecture.stack.groups) == 1:
         return None
     return (
         f"layers {groups[0][0]} and {groups[1][0]} of the model have weights of different shapes; "
-        "this needs equal layers"
+        "all layers must have equal shapes"
     )
 
 
 def transformer_config(model: LanguageModel) -> TransformerConfig:
-    """Returns the config of a Transformer.
+    """Returns the model's config as a `TransformerConfig`.
 
     Raises:
-        ValueError: the model has no self-attention.
+        ValueError: The model is not a Transformer.
     """
     if not isinstance(model.config, TransformerConfig):
         raise ValueError(f"model is a {type(model).__name__}; it must be a Transformer")
@@ -94,32 +105,43 @@ def transformer_config(model: LanguageModel) -> TransformerConfig:
 
 
 def heads_shape(model: LanguageModel, attention: str) -> tuple[int, int]:
-    """Returns (number of layers, number of heads) of a model with heads in every layer.
+    """Returns the number of layers and the number of heads per layer.
 
     Args:
         model: any model.
         attention: one of `ATTENTIONS`.
 
     Raises:
-        ValueError: a layer of the model has no heads of this attention.
+        ValueError: The number of heads differs between layers or is 0.
     """
     if attention not in ATTENTIONS:
         raise ValueError(f"attention is {attention!r}; it must be one of {', '.join(ATTENTIONS)}")
-    has_heads = isinstance(model, LanguageModel) and model.config.heads
-    points = model.layer_points if has_heads else ()
-    present = [name for name in ATTENTIONS if f"{name}.weights" in points]
+    counts = {}
+    if isinstance(model, LanguageModel):
+        counts = {name: _head_counts(model, name) for name in ATTENTIONS}
+    present = [name for name, numbers in counts.items() if any(numbers)]
     if attention not in present:
-        accepted = "accepted are Transformers: Decoder, Encoder and EncoderDecoder"
+        accepted = "it must be a Transformer with attention in every layer"
         if present:
             accepted = f"its attention is {' or '.join(present)}"
         raise ValueError(
-            f"model is a {type(model).__name__}, which has no heads of {attention!r}; {accepted}"
+            f"model is a {type(model).__name__} without {attention!r} heads; {accepted}"
         )
-    config = model.config.stacks["encoder/" if attention.startswith("encoder.") else ""]
-    having = layers_with(model, f"{attention}.weights")
-    if lacking := sorted(set(range(config.num_layers)) - set(having)):
-        raise ValueError(
-            f"layer {lacking[0]} of the model has no {attention}; heads are measured in models in "
-            "which every layer has it"
-        )
-    return config.num_layers, config.heads[0]
+    numbers = counts[attention]
+    for layer, number in enumerate(numbers):
+        if number != max(numbers):
+            raise ValueError(
+                f"layer {layer} of the model has {number or 'no'} heads of {attention!r}, and "
+                f"layer {numbers.index(max(numbers))} has {max(numbers)}; all layers must have "
+                "the same number of heads"
+            )
+    return len(numbers), numbers[0]
+
+
+def _head_counts(model: LanguageModel, attention: str) -> list[int]:
+    """Returns the number of heads in each layer's sub-layer `attention`; 0 if it has none."""
+    layers, name = _stack_layers(model, attention)
+    return [
+        sum(x.units()[0] for x in list_sublayers(layer) if x.name == name and x.units())
+        for layer in layers
+    ]

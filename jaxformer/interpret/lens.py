@@ -1,9 +1,10 @@
-"""Lenses: what a model would predict if it ended after a layer.
+"""Lenses: predictions of the next token from the residual stream after each layer.
 
-The logit lens applies the final norm and the head to the residual stream after each layer. Earlier
-layers may write in another basis than the last one, so a lens can translate a state h first, to
-h + h K + b with K and b of that layer. The tuned lens learns K and b; the Jacobian lens takes
-I + K from the average derivative of the last state by h.
+The logit lens applies the final norm and the output head to the residual stream after each layer.
+Earlier layers may represent information in a different basis from the last layer. A lens can
+therefore first translate a state h to h + h K + b, where each layer has its own K and b. The tuned
+lens learns K and b. The Jacobian lens sets b = 0 and K = J − I, where J is the average derivative
+of the last layer's output with respect to h.
 
 Reference:
     nostalgebraist 2020, "Interpreting GPT: the logit lens"; Belrose et al. 2023, "Eliciting Latent
@@ -12,7 +13,7 @@ Reference:
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +21,11 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.texts import read_inputs
+from jaxformer.models.check import Sources
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
 
@@ -31,13 +33,13 @@ STATES = ("embedding", "block.output")
 
 
 class Translators(NamedTuple):
-    """One affine map per state: h becomes h + h K + b.
+    """One affine transformation per state: h becomes h + h K + b.
 
-    State 0 is the embedding, state i the residual stream after layer i.
+    State 0 is the embedding, and state i is the residual stream after layer i.
 
     Attributes:
-        kernel: K of each state.
-        bias: b of each state.
+        kernel: the matrices K, one for each state.
+        bias: the vectors b, one for each state.
     """
 
     kernel: Float[Array, "states dim dim"]
@@ -48,10 +50,11 @@ class Lens(NamedTuple):
     """The predictions after the embedding (state 0) and after each layer.
 
     Attributes:
-        tokens: the most probable ids, the most probable first.
-        probabilities: their probabilities.
-        entropy: of the prediction, in nats.
-        divergence: KL(model's prediction ‖ prediction of the state), in nats.
+        tokens: the ids with the largest probabilities, in descending order.
+        probabilities: the probabilities of `tokens`.
+        entropy: the entropy of the prediction from the state, in nats.
+        divergence: KL(p ‖ q) in nats, where p is the model's prediction and q the prediction from
+            the state.
     """
 
     tokens: Int[Array, "states batch length k"]
@@ -64,43 +67,48 @@ def logit_lens(
     model: LanguageModel,
     variables: Variables,
     tokens: Int[Array, "batch length"],
-    source: Any = None,
+    source: Sources | None = None,
     top_k: int = 5,
     translators: Translators | None = None,
 ) -> Lens:
-    """Computes the prediction after each layer.
+    """Computes the predictions of a logit lens, a tuned lens or a Jacobian lens.
 
     Args:
-        model: a decoder, an encoder or an encoder–decoder.
-        variables: its variables.
+        model: a model with a residual stream.
+        variables: the model's variables.
         tokens: ids of complete sequences.
-        source: for a model that reads one, the sources.
-        top_k: how many of the most probable tokens to return.
-        translators: of a tuned or a Jacobian lens; None: states are read as they are.
+        source: the source sequences, for models with a source.
+        top_k: the number of most probable tokens to return.
+        translators: the translators of a tuned or Jacobian lens. If None, the function computes a
+            plain logit lens.
 
     Raises:
-        ValueError: an argument is not accepted, or the model has no residual stream.
+        ValueError: An argument is invalid or the model does not have a residual stream.
     """
     check_stream(model)
     inputs = read_inputs(model, variables, tokens, source)
     if whole_number("top_k", top_k, 1) > model.config.vocab_size:
-        raise ValueError(f"top_k is {top_k}; vocab_size is {model.config.vocab_size}")
+        raise ValueError(
+            f"top_k is {top_k}; it must be in 1 … vocab_size ({model.config.vocab_size})"
+        )
     if translators is not None:
         num, dim = model.config.num_layers + 1, model.config.embed_dim
         if np.shape(translators.kernel) != (num, dim, dim):
             raise ValueError(
-                f"translators have a kernel {np.shape(translators.kernel)}; this model needs "
-                f"{(num, dim, dim)}"
+                f"translators.kernel has the shape {np.shape(translators.kernel)}; for this model, "
+                f"it must be {(num, dim, dim)}"
             )
     return _lens(model, variables["params"], inputs, top_k, translators)
 
 
 def check_stream(model: LanguageModel) -> None:
-    """Raises ValueError unless the model has a residual stream that its head reads."""
-    if "attention.heads" not in model.points:
-        raise ValueError(
-            f"model is a {type(model).__name__}; a lens needs the residual stream of a Transformer"
-        )
+    """Raises ValueError unless every layer adds its output to a residual stream."""
+    for number, layer in enumerate(model.architecture.stack.layers):
+        if not all(part.adds for part in layer):
+            raise ValueError(
+                f"model is a {type(model).__name__}; a lens needs a residual stream, but layer "
+                f"{number} of this model has no residual connection"
+            )
 
 
 @partial(jax.jit, static_argnums=(0, 3))
@@ -113,19 +121,22 @@ def _lens(
 ) -> Lens:
     states, log_probs = read_states(model, weights, inputs)
 
-    def of_state(state: tuple[Array, Translators | None]) -> Lens:
+    def one_state(state: tuple[Array, Translators | None]) -> Lens:
         found = prediction(model, weights, *state)
         best, tokens = jax.lax.top_k(found, top_k)
         entropy = -(jnp.exp(found) * found).sum(-1)
         return Lens(tokens, jnp.exp(best), entropy, divergence(log_probs, found))
 
-    return jax.lax.map(of_state, (states, translators))
+    return jax.lax.map(one_state, (states, translators))
 
 
 def read_states(
     model: LanguageModel, weights: Weights, inputs: Inputs
 ) -> tuple[Float[Array, "states batch length dim"], Float[Array, "batch length vocab"]]:
-    """Returns the residual stream around the layers, and the model's log probabilities."""
+    """Returns the states and the log probabilities that the model predicts.
+
+    The states are the residual stream before the first layer and after each layer.
+    """
     passed = model.forward(weights, inputs, hooks=Hooks(STATES))
     embedding, outputs = (passed.captured[name] for name in STATES)
     states = jnp.concatenate([embedding[None], outputs])
@@ -138,13 +149,13 @@ def prediction(
     state: Float[Array, "batch length dim"],
     translator: Translators | None = None,
 ) -> Float[Array, "batch length vocab"]:
-    """Computes the log probabilities of the next tokens if the last layer ended with `state`.
+    """Computes the log probabilities of the next tokens from a state of the residual stream.
 
     Args:
         model: the model.
-        weights: its parameters.
-        state: the residual stream.
-        translator: the map of this state alone, without the axis of states.
+        weights: the model's parameters.
+        state: the residual stream before the first layer or after a layer.
+        translator: the translator of this state: its kernel is [dim, dim], and its bias [dim].
     """
     if translator is not None:
         state = state + state @ translator.kernel.astype(state.dtype)
@@ -156,12 +167,12 @@ def prediction(
 def divergence(
     log_p: Float[Array, "*batch vocab"], log_q: Float[Array, "*batch vocab"]
 ) -> Float[Array, "*batch"]:
-    """Computes KL(p ‖ q) in nats."""
+    """Computes the divergence KL(p ‖ q) in nats."""
     return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
 
 def no_translators(model: LanguageModel) -> Translators:
-    """Returns translators that change nothing."""
+    """Returns translators that leave all states unchanged."""
     num, dim = model.config.num_layers + 1, model.config.embed_dim
     return Translators(jnp.zeros((num, dim, dim), jnp.float32), jnp.zeros((num, dim), jnp.float32))
 
@@ -173,25 +184,28 @@ def train_tuned_lens(
     learning_rate: float = 1e-3,
     on_step: Callable[[int, np.ndarray], None] | None = None,
 ) -> Translators:
-    """Learns translators that bring each state's prediction near the model's.
+    """Trains the translators of a tuned lens.
 
-    Each step minimizes the mean divergence over tokens and states with Adam, on one batch. The last
-    state needs no translator and its own stays zero.
+    The loss is the mean divergence between the model's prediction and the prediction of each state.
+    Each batch gives one step of Adam. The translator of the last layer's output is not trained,
+    so it leaves this output unchanged.
 
     Args:
-        model: a decoder or an encoder.
-        variables: its variables, which stay as they are.
-        batches: batches of ids, one per step, all of one shape.
-        learning_rate: of Adam.
+        model: a model with a residual stream and without a source.
+        variables: the model's variables; they do not change.
+        batches: batches of token ids, one per step, all of the same shape.
+        learning_rate: the learning rate of Adam.
         on_step: called with the number of the step and the divergence of each state, in nats per
             token.
 
     Raises:
-        ValueError: an argument is not accepted.
+        ValueError: An argument is invalid.
     """
     check_stream(model)
     if model.config.reads_source:
-        raise ValueError("model reads a source; the tuned lens learns from texts alone")
+        raise ValueError(
+            "the model reads a source text; the tuned lens supports only models without one"
+        )
     optimizer = optax.adam(learning_rate)
     translators = no_translators(model)
     state = optimizer.init(translators)
@@ -211,17 +225,18 @@ def _tune(
     optimizer: optax.GradientTransformation,
     weights: Weights,
     inputs: Inputs,
-    trained: tuple[Translators, Any],
-) -> tuple[Translators, Any, Float[Array, " states"]]:
+    trained: tuple[Translators, optax.OptState],
+) -> tuple[Translators, optax.OptState, Float[Array, " states"]]:
     translators, optimizer_state = trained
     states, log_probs = read_states(model, weights, inputs)
 
     def loss(translators: Translators) -> tuple[Float[Array, ""], Float[Array, " states"]]:
-        @jax.checkpoint  # otherwise the logits of every state are kept for the backward pass
-        def of_state(state: tuple[Array, Translators]) -> Float[Array, ""]:
+        # Without `jax.checkpoint`, the backward pass would store the logits of every state.
+        @jax.checkpoint
+        def one_state(state: tuple[Array, Translators]) -> Float[Array, ""]:
             return divergence(log_probs, prediction(model, weights, *state)).mean()
 
-        losses = jax.lax.map(of_state, (states, translators))
+        losses = jax.lax.map(one_state, (states, translators))
         return losses[:-1].mean(), losses
 
     gradient, losses = jax.grad(loss, has_aux=True)(translators)
@@ -235,22 +250,22 @@ def jacobian_lens(
     model: LanguageModel,
     variables: Variables,
     tokens: Int[Array, "batch length"],
-    source: Any = None,
+    source: Sources | None = None,
 ) -> Translators:
-    """Returns translators from the average derivative of the last states by each state.
+    """Returns the translators of a Jacobian lens.
 
-    The translated state is h J, where J is the mean over texts and positions t of the sum over t'
-    of ∂ (last state at t') / ∂ (state at t). It says how a change of h moves this and all later
-    predictions, to first order.
+    The lens maps a hidden state h to h J. J is the mean over texts and positions t of the sum over
+    t' of ∂ (output of the last layer at t') / ∂ (state at t). To first order, a change δ of h
+    changes the sum of the last layer's outputs over all positions by δ J, on average.
 
     Args:
-        model: a decoder, an encoder or an encoder–decoder.
-        variables: its variables.
+        model: a model with a residual stream.
+        variables: the model's variables.
         tokens: ids of complete sequences.
-        source: for a model that reads one, the sources.
+        source: the source sequences, for models with a source.
 
     Raises:
-        ValueError: an argument is not accepted, or the model has no residual stream.
+        ValueError: An argument is invalid or the model does not have a residual stream.
     """
     check_stream(model)
     inputs = read_inputs(model, variables, tokens, source)
@@ -269,7 +284,7 @@ def _jacobians(model: LanguageModel, weights: Weights, inputs: Inputs) -> Transl
         hooks = Hooks(STATES[1:], dict(zip(STATES, (at_embedding, at_layer), strict=True)))
         return model.forward(weights, inputs, hooks=hooks).captured[STATES[1]][-1]
 
-    def of_state(state: tuple[Array, Array]) -> Float[Array, "dim dim"]:
+    def one_state(state: tuple[Array, Array]) -> Float[Array, "dim dim"]:
         number, value = state
         ended, pull_back = jax.vjp(partial(last, number), value)
 
@@ -279,7 +294,7 @@ def _jacobians(model: LanguageModel, weights: Weights, inputs: Inputs) -> Transl
 
         return jax.lax.map(row, jnp.eye(dim, dtype=jnp.float32)).T
 
-    jacobians = jax.lax.map(of_state, (jnp.arange(num, dtype=jnp.int32), states))
+    jacobians = jax.lax.map(one_state, (jnp.arange(num, dtype=jnp.int32), states))
     return Translators(
         jacobians - jnp.eye(dim, dtype=jnp.float32), jnp.zeros((num, dim), jnp.float32)
     )

@@ -1,4 +1,4 @@
-"""Data of the page: values that JAX computes for a text, the dependency matrix and the heads."""
+"""Data of a page: the dependency matrix, the head atlas, and values computed by JAX for a text."""
 
 from typing import Any
 
@@ -13,19 +13,24 @@ from jaxformer.interpret.attribution import attribute, cannot_attribute
 from jaxformer.interpret.encoded_text import EncodedText
 from jaxformer.interpret.layers import layers_with
 from jaxformer.interpret.lens import prediction
-from jaxformer.interpret.page_file import pack, pack_rows
+from jaxformer.interpret.page_file import pack, pack_attention_weights
 from jaxformer.interpret.texts import repeated_batch
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
 from jaxformer.verify.comparison import compare
 from jaxformer.verify.dependency import dependency_matrix
 
-NUM_SHOWN = 5  # predictions after each layer
-NUM_LOGITS = 256  # logits of each position
-MOST_POSITIONS = 12  # positions whose vectors are stored
-MOST_WEIGHTS = 8_000_000  # attention weights; beyond that only the mean over the heads is stored
+# After each layer, the page stores this number of the most probable tokens.
+NUM_SHOWN = 5
+# At each position, the page stores this number of the largest logits.
+NUM_LOGITS = 256
+# The page stores the residual stream at this number of positions.
+MOST_POSITIONS = 12
+# If a text has more attention weights than this number, the page stores only their mean over the
+# heads.
+MOST_WEIGHTS = 8_000_000
 DEPENDENCY_LENGTH = 16
-_ATLAS_ROWS, _ATLAS_LENGTH = 16, 64  # of the text on which the heads of a page are measured
+_ATLAS_SEQUENCES, _ATLAS_LENGTH = 16, 64
 
 _ATTENTION = {
     "attention.weights": ("Self-attention", "tokens", "tokens"),
@@ -37,15 +42,20 @@ _ATTENTION = {
 def captured_data(
     model: LanguageModel, variables: Variables, inputs: EncodedText
 ) -> dict[str, Any]:
-    """Runs the model and returns the values that the page shows when it cannot compute them.
+    """Runs the model and returns the values for a page that cannot run the model.
 
     Returns:
-        {"attention": attention weights; "logits": the largest logits of each position; "lens":
-        predictions after each layer; "vectors": residual stream at some positions}, each only if
-        the model has such values.
+        A dict with "attention" (attention weights), "logits" (the largest logits of each position),
+        "lens" (predictions after each layer) and "vectors" (the residual stream at some positions).
+        The keys "lens" and "vectors" are missing if the model has no residual stream of equal width
+        in all layers.
     """
-    wanted = [*_ATTENTION, "block.input", "block.output", "attention.output"]
-    names = [name for name in wanted if name in model.points]
+    wanted = [*_ATTENTION]
+    # A lens applies the output head to the input and the output of every layer, so all of them must
+    # have the same width.
+    if len(set(model.architecture.stack.dims)) == 1:
+        wanted += ["block.input", "block.output", "attention.output"]
+    names = [name for name in wanted if name in model.hook_points]
     tokens, source = inputs.as_batch()
     passed = inspect(model, variables, tokens, source=source, capture=names)
     captured = {name: x[:, 0] for name, x in passed.captured.items()}
@@ -71,17 +81,17 @@ def _attention(
     queries: str,
     keys: str,
 ) -> dict[str, Any]:
-    rows = np.asarray(weights, np.float32)
-    num_heads = rows.shape[1]
-    if rows.size > MOST_WEIGHTS:
-        rows = rows.mean(axis=1, keepdims=True)
+    values = np.asarray(weights, np.float32)
+    num_heads = values.shape[1]
+    if values.size > MOST_WEIGHTS:
+        values = values.mean(axis=1, keepdims=True)
     return {
         "label": label,
         "queries": queries,
         "keys": keys,
         "num_heads": num_heads,
         "layers": layers,
-        "weights": pack_rows(rows),
+        "weights": pack_attention_weights(values),
     }
 
 
@@ -99,7 +109,7 @@ def _largest_logits(logits: Float[Array, "length vocab"]) -> dict[str, Any]:
 def _lens(
     model: LanguageModel, variables: Variables, stream: Float[Array, "states length dim"]
 ) -> dict[str, Any]:
-    """Returns the predictions if the rest of the model after a layer is skipped."""
+    """Returns the predictions of the logit lens after each layer."""
     predict, ids, shares = jax.jit(prediction, static_argnums=0), [], []
     for state in stream:
         log_shares = predict(model, variables["params"], state[None])[0]
@@ -115,7 +125,8 @@ def _vectors(
     length = stream.shape[1]
     places = np.unique(np.linspace(0, length - 1, min(MOST_POSITIONS, length)).round().astype(int))
     vectors = {"positions": places.tolist(), "stream": pack(stream[:, places], "float32")}
-    if len(captured.get("attention.output", ())) == len(stream) - 1:  # every layer has attention
+    # The page shows these vectors only if every layer has attention.
+    if len(captured.get("attention.output", ())) == len(stream) - 1:
         added = np.asarray(captured["attention.output"], np.float32)[:, places]
         vectors["attention"] = pack(added, "float32")
     return vectors
@@ -124,18 +135,20 @@ def _vectors(
 def dependency_data(
     model: LanguageModel, variables: Variables, inputs: EncodedText
 ) -> dict[str, Any]:
-    """Returns which logits change with which tokens, and how the rule of the model compares."""
+    """Returns which logits depend on which tokens, and whether `rules.model_rule` agrees."""
     tokens, source = inputs.as_batch()
     tokens = tokens[0, :DEPENDENCY_LENGTH]
 
     def logits(variables: Variables, tokens: Array) -> Array:
         return model.apply(variables, tokens[None], source=source)[0]
 
-    # The witness "taint" compiles more than a hundred small programs, which takes ten seconds.
+    # The method "taint" compiles more than a hundred small programs, which takes ten seconds.
     options = {"weights": {"params": variables["params"]}, "witnesses": ("change",)}
     found = dependency_matrix(logits, tokens, **options)
-    segments = np.ones((1, len(tokens)), int)
-    rule = rules.of(model.config, segments, mask=model.mask, layers=model.layers)[0, :, 0]
+    segment_ids = np.ones((1, len(tokens)), int)
+    rule = rules.model_rule(model.config, segment_ids, mask=model.mask, layers=model.layers)[
+        0, :, 0
+    ]
     compared = compare(found, rule)
     return {
         "effects": pack(np.nan_to_num(found.effects), "float32"),
@@ -151,49 +164,56 @@ def dependency_data(
 def final_logits(
     model: LanguageModel, params: Any, inputs: EncodedText
 ) -> Float[np.ndarray, " vocab"]:
-    """Returns JAX's logits of the last position, with which the page compares its own."""
+    """Returns JAX's logits at the last position, with which the page compares its own logits."""
     tokens, _ = inputs.as_batch()
     return np.asarray(jax.jit(model.apply)({"params": params}, tokens)[0, -1], np.float32)
 
 
 def repeated_atlas(model: LanguageModel, variables: Variables) -> HeadAtlas | None:
-    """Measures the heads of a decoder on random tokens that occur twice.
+    """Measures the head atlas of a decoder on a random sequence that is repeated once.
 
-    Returns None for a model that reads fewer than four tokens.
+    Returns None if the model's max_length is less than four tokens.
     """
     config = model.config
     length = min(config.max_length, _ATLAS_LENGTH)
     if length < 4:
         return None
-    batch = repeated_batch(config.vocab_size, length, _ATLAS_ROWS)
-    return head_atlas(model, variables, batch, AtlasSettings(rows_at_once=_ATLAS_ROWS))
+    batch = repeated_batch(config.vocab_size, length, _ATLAS_SEQUENCES)
+    return head_atlas(
+        model, variables, batch, AtlasSettings(batch_size_within_memory=_ATLAS_SEQUENCES)
+    )
 
 
 def atlas_data(atlas: HeadAtlas, text: str) -> dict[str, Any]:
-    """Returns the scores that are defined for every head, the effects and their errors.
+    """Returns the scores, the effects and the standard errors as lists.
+
+    A score that is NaN for some head is omitted.
 
     Args:
         atlas: The head atlas.
-        text: What the atlas was measured on, for a note on the page.
+        text: The name of the text on which the atlas was measured, for a note on the page.
     """
     scores = {name: x.tolist() for name, x in atlas.scores.items() if np.isfinite(x).all()}
     return {
         "scores": scores,
         "effects": atlas.effect.tolist(),
         "errors": atlas.standard_error.tolist(),
-        "text": f"Measured on {atlas.num_rows} rows of {text}.",
+        "text": f"Measured on {atlas.num_sequences} sequences of {text}.",
     }
 
 
 def attribution_data(
     model: LanguageModel, variables: Variables, inputs: EncodedText, target: int
 ) -> dict[str, Any] | None:
-    """Splits the logit of `target` after the last token, or returns None if it has no parts."""
+    """Splits the last position's logit of `target` into the contributions of the sub-layers.
+
+    Returns None if the model is not supported.
+    """
     if cannot_attribute(model) is not None:
         return None
     tokens, source = inputs.as_batch()
     found = attribute(model, variables, jnp.asarray(tokens), jnp.array([target]), source=source)
-    names = {"cross_heads": "cross", "biases": "rest"}  # where the page has another one
+    names = {"cross_heads": "cross", "biases": "rest"}
     return {"target": target} | {
         names.get(name, name): np.asarray(x[0], float).tolist()
         for name, x in found._asdict().items()

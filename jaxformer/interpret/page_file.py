@@ -1,8 +1,8 @@
 """Writes the page: packs arrays, embeds the data and joins the modules of `page/`.
 
-There is no build step. Arrays are base64 of compressed bytes, with 8-bit or 16-bit rounding: a
-packed array is {"type", "shape", "data"} and, for "int8", "scales" and "axis". `page/arrays.js`
-reads it.
+The page does not need a build step. A packed array is a JSON object with "type", "shape" and "data"
+and, for "int8", "scales" and "axis". "data" is base64 of compressed 8-bit, 16-bit or 32-bit
+numbers. `page/arrays.js` unpacks arrays.
 """
 
 import base64
@@ -26,8 +26,9 @@ _FOLDER = files("jaxformer.interpret") / "page"
 def page_html(data: dict, title: str) -> str:
     """Returns the HTML of a page.
 
-    Its content security policy allows one script and one style sheet, by their hashes, and no
-    connection. `<` is escaped in the data, so no text can end the element that holds it.
+    The content security policy allows only the page's own script and style sheet (by hash) and
+    forbids network connections. `<` is escaped in the data, so that a text cannot close the script
+    element.
 
     Args:
         data: The JSON that the script reads.
@@ -49,7 +50,7 @@ def page_html(data: dict, title: str) -> str:
 
 
 def embedded_json(data: dict) -> str:
-    r"""Returns JSON for a script element, with `<`, `>` and `&` as `\u003c` and so on."""
+    r"""Returns JSON for a script element, in which `<`, `>` and `&` are escaped, as in `\u003c`."""
     text = json_text(data)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -57,10 +58,11 @@ def embedded_json(data: dict) -> str:
 
 
 def joined_script() -> str:
-    """Returns all modules as one script, each after the modules that it imports.
+    """Joins all JavaScript modules of `page/` into one script.
 
-    The modules share one scope, so their top-level names must differ. An import must be of the form
-    `import { a, b } from "./module.js";`.
+    Each module comes after the modules that it imports. All JavaScript modules share one scope, so
+    each top-level name may occur in only one module. An import must have the form `import { a, b }
+    from "./module.js";`.
     """
     order: list[str] = []
 
@@ -86,11 +88,11 @@ def _hash(text: str) -> str:
 
 
 def pack(array: Num[Array | np.ndarray, "*shape"], kind: str) -> dict[str, Any]:
-    """Returns an array as a JSON object.
+    """Packs an array into a JSON object.
 
     Args:
         array: The array.
-        kind: The type of the stored numbers: "uint8", "int32", "float16" or "float32".
+        kind: The dtype of the stored numbers: "uint8", "int32", "float16" or "float32".
     """
     stored = np.ascontiguousarray(array, np.dtype(kind).newbyteorder("<"))
     data = base64.b64encode(zlib.compress(stored.tobytes(), 6)).decode()
@@ -98,7 +100,7 @@ def pack(array: Num[Array | np.ndarray, "*shape"], kind: str) -> dict[str, Any]:
 
 
 def pack_int8(array: Float[np.ndarray, "*shape"], axis: int) -> dict[str, Any]:
-    """Returns a matrix as 8-bit integers with one scale for each slice along `axis`."""
+    """Packs a matrix as 8-bit integers with one scale for each slice along `axis`."""
     codes, scales = quantize(array, axis)
     return {**pack(codes, "int8"), "scales": pack(scales, "float32"), "axis": axis % array.ndim}
 
@@ -106,37 +108,38 @@ def pack_int8(array: Float[np.ndarray, "*shape"], axis: int) -> dict[str, Any]:
 def quantize(
     array: Float[np.ndarray, "*shape"], axis: int
 ) -> tuple[Num[np.ndarray, "*shape"], Float[np.ndarray, "..."]]:
-    """Rounds an array to integers in −127 … 127 times a scale.
+    """Quantizes an array to integers in −127 … 127 with one scale per slice.
 
     Args:
         array: The array.
-        axis: The axis along which numbers share a scale: that of a kernel's inputs.
+        axis: The axis along which entries share a scale; for kernels, the input axis.
 
     Returns:
-        The integers, and the scales with size 1 along `axis`. An entry differs from its product by
-        at most half a scale.
+        The integers, and the scales with size 1 along `axis`. The error of an entry is at most
+        half a scale.
     """
     scales = (np.abs(array).max(axis=axis, keepdims=True) / 127).astype(np.float32)
     codes = np.rint(array / np.where(scales == 0, 1, scales))
     return np.clip(codes, -127, 127).astype(np.int8), scales
 
 
-def pack_rows(rows: Float[np.ndarray, "*batch keys"]) -> dict[str, Any]:
-    """Returns attention weights as 8-bit integers, relative to the largest weight of each row.
+def pack_attention_weights(weights: Float[np.ndarray, "*batch keys"]) -> dict[str, Any]:
+    """Packs attention weights as 8-bit integers, relative to the largest weight of each row.
 
-    The page divides each row by its sum, so rows still sum to 1.
+    The page's script divides each row of integers by the sum of the row, so that the weights sum to
+    1 again.
     """
-    return pack(quantize_rows(rows), "uint8")
+    return pack(quantize_rows(weights), "uint8")
 
 
 def quantize_rows(rows: Float[np.ndarray, "*batch keys"]) -> UInt8[np.ndarray, "*batch keys"]:
-    """Rounds each row to 0 … 255, where 255 is the row's largest entry."""
+    """Quantizes each row to integers 0 … 255, where 255 stands for the row's largest entry."""
     largest = rows.max(axis=-1, keepdims=True)
     return np.rint(255 * rows / np.where(largest == 0, 1, largest)).astype(np.uint8)
 
 
 def unpack(packed: dict[str, Any]) -> Num[np.ndarray, "*shape"]:
-    """Returns the array of `pack` or `pack_int8`."""
+    """Unpacks an array that `pack` or `pack_int8` packed."""
     stored = zlib.decompress(base64.b64decode(packed["data"]))
     array = np.frombuffer(stored, np.dtype(packed["type"]).newbyteorder("<"))
     array = array.reshape(packed["shape"])

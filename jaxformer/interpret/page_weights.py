@@ -1,4 +1,4 @@
-"""Weights of a decoder for the page, whose JavaScript computes the forward pass."""
+"""Weights of a decoder for a page that runs the model in JavaScript."""
 
 from typing import Any
 
@@ -11,41 +11,46 @@ from jaxformer.functional.attention.scores import alibi_slopes, relative_buckets
 from jaxformer.functional.positions import rotary_frequencies
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.page_file import pack, pack_int8, unpack
-from jaxformer.models.config import DecoderConfig, kind_of
+from jaxformer.models.config import DecoderConfig, architecture_name
 from jaxformer.models.config.check import entries
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel
 
 MOST_PARAMETERS = 5_000_000
-MOST_EXACT = 1_500_000  # up to this number float16 is stored: about 2.7 bytes of text each
+# A model with at most this number of parameters is stored in float16, which takes about 2.7
+# characters of the page per parameter.
+MOST_EXACT = 1_500_000
 
-# The values that `page/model.js` implements. A page of another value shows captured data.
+# The config values that `page/model.js` implements. For other models, the page shows numbers that
+# JAX computed.
 _KNOWN = {
     "activation": "relu gelu gelu_tanh silu squared_relu swiglu geglu geglu_tanh",
     "norm": "layer rms rms_one_plus none",
-    "norm_position": "pre post output both",
-    "parallel": "no two_norms one_norm",
+    "norm_position": "pre post post_sublayer sandwich",
+    "parallel_block": "none separate_norms shared_norm",
     "positions": "learned sinusoidal sinusoidal_halves rotary relative alibi none",
     "query_key_norm": "none head all",
 }
 _FIELDS = """vocab_size max_length num_layers embed_dim num_heads num_kv_heads head_dim activation
-    output_activation norm norm_position parallel norm_epsilon embedding_norm residual positions
-    position_offset query_key_norm attention_scale attention_cap output_scale logits_cap
-    tie_embeddings scale_embeddings prefix""".split()
+    output_activation norm norm_position parallel_block norm_epsilon embedding_norm residual
+    positions position_offset query_key_norm attention_scale attention_softcap output_scale
+    logits_softcap tie_embeddings scale_embeddings prefix""".split()
 
 
 def live_reason(model: LanguageModel, variables: Any) -> str | None:
-    """Returns why the page cannot compute this model itself; None if it can."""
+    """Returns the reason why a page cannot run the model; None if it can."""
     config = model.config
     if not isinstance(config, DecoderConfig):
-        return f"the page computes decoders only, and this model is of kind {kind_of(config)}"
+        return (
+            f"the page can run only decoders, and this model is of type {architecture_name(config)}"
+        )
     if type(model) is not Decoder:
-        return f"the page computes a Decoder, and this model is of the class {type(model).__name__}"
+        return f"the page can run only the class Decoder, not {type(model).__name__}"
     leaves = jax.tree.leaves(variables["params"])
     size = sum(leaf.size for leaf in leaves)
     if size > MOST_PARAMETERS:
-        return f"the model has {size:,} parameters, and a page holds at most {MOST_PARAMETERS:,}"
+        return f"the model has {size:,} parameters, and a page can hold at most {MOST_PARAMETERS:,}"
     for name, known in _KNOWN.items():
         if getattr(config, name) not in known.split():
             return f"the page does not implement {name} {getattr(config, name)!r}"
@@ -60,18 +65,18 @@ def live_reason(model: LanguageModel, variables: Any) -> str | None:
             return f"the page does not implement {name}"
     for name, own in (("mask", model.mask), ("layers", model.layers)):
         if own is not None:
-            return f"the model has its own {name}, which is Python code"
+            return f"the model has a user-defined {name}, which is Python code"
     if config.dtype != "float32":
         return f"the model computes in {config.dtype}, which JavaScript does not have"
     return None
 
 
 def packed_weights(params: Weights) -> dict[str, dict[str, Any]]:
-    """Returns the rounded weights as JSON, by path such as "blocks/attention/query/kernel".
+    """Returns the rounded weights as JSON objects by path, such as "blocks/attention/query/kernel".
 
-    Up to `MOST_EXACT` parameters, matrices are rounded to float16. In a larger model they are
-    rounded to 8 bits with one scale for each output feature of a kernel and for each token vector.
-    Vectors (biases and scales of norms) are not rounded.
+    If the model has at most `MOST_EXACT` parameters, matrices are rounded to float16. In a larger
+    model, matrices are rounded to 8 bits with one scale for each output feature of a kernel and for
+    each token vector. Vectors (biases and scales of norms) are not rounded.
     """
     leaves = flatten_dict(params, sep="/")
     eight_bits = sum(leaf.size for leaf in jax.tree.leaves(params)) > MOST_EXACT
@@ -89,16 +94,16 @@ def packed_weights(params: Weights) -> dict[str, dict[str, Any]]:
 
 
 def unpacked_weights(packed: dict[str, dict[str, Any]]) -> Weights:
-    """Returns the tree of the weights that the page computes with, as float32."""
+    """Converts packed weights, which are rounded, to a tree of float32 arrays."""
     leaves = {name: unpack(array).astype(np.float32) for name, array in packed.items()}
     return unflatten_dict(leaves, sep="/")
 
 
 def page_config(config: TransformerConfig, params: Any) -> dict[str, Any]:
-    """Returns the fields that the page's forward pass reads.
+    """Returns the config fields for the page's forward pass.
 
-    Frequencies, slopes and buckets of positions are computed here, so that the page needs no second
-    copy of these formulas.
+    Rotary frequencies, ALiBi slopes and relative position buckets are computed here, so that
+    JavaScript does not duplicate these formulas.
     """
     fields: dict[str, Any] = {name: getattr(config, name) for name in _FIELDS}
     fields["layers"] = [_layer(layer) for layer in config.layers]
@@ -112,7 +117,7 @@ def page_config(config: TransformerConfig, params: Any) -> dict[str, Any]:
 
 
 def _layer(layer: Any) -> dict[str, Any]:
-    """Returns the fields that may differ between layers."""
+    """Returns those config fields of a layer that may differ between layers."""
     rotary = None
     if layer.positions == "rotary":
         dim = int(layer.head_dim * layer.rotary_fraction)

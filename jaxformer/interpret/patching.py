@@ -1,8 +1,8 @@
-"""What activation patching measures: metrics of a prediction, and sites where a value is replaced.
+"""Metrics and patch locations (patch sites) of activation patching.
 
-A metric is a pytree, so a compiled sweep takes it as an argument: other tokens compile nothing. An
-own metric is a frozen dataclass with a field `position` and a method `__call__`, registered by
-`jax.tree_util.register_dataclass`.
+The compiled program takes a metric, which is a pytree, as an argument. Other token ids therefore do
+not cause a recompilation. A user-defined metric is a frozen dataclass with a field `position` and a
+method `__call__`, registered with `jax.tree_util.register_dataclass`.
 """
 
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jaxformer.functional.hooks import NO_HOOKS, Hooks
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.taps import NO_HOOKS, Hooks
 from jaxformer.functional.trees import Weights
 from jaxformer.models.check import as_array, checked_hooks, checked_inputs
 from jaxformer.models.config.model import ModelConfig
@@ -25,28 +25,28 @@ AXES = ("layer", "head", "position")
 
 @runtime_checkable
 class Metric(Protocol):
-    """A number computed from the logits at one position.
+    """Base class of metrics, which compute a number from the logits at one position.
 
     Attributes:
-        position: the position whose logits the metric reads; negative: from the end.
+        position: the position whose logits the metric uses; negative positions count from the end.
     """
 
     position: Any
 
     def __call__(self, logits: Float[Array, "batch vocab"]) -> Float[Array, ""]:
-        """Computes the metric from the logits at the position, the mean over the batch."""
+        """Computes the metric from the logits at `position`, averaged over the batch."""
         ...
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LogitDifference:
-    """The logit of one token minus that of another one, the mean over the batch.
+    """Metric: the logit of one token minus the logit of another token, averaged over the batch.
 
     Attributes:
-        right: a token id, or one for each batch element.
-        wrong: a token id, or one for each batch element.
-        position: the position whose logits are read; negative: from the end.
+        right: a token id, or one id for each batch element.
+        wrong: a token id, or one id for each batch element.
+        position: the position whose logits the metric uses; negative positions count from the end.
     """
 
     right: Any
@@ -54,25 +54,25 @@ class LogitDifference:
     position: Any = -1
 
     def __call__(self, logits: Float[Array, "batch vocab"]) -> Float[Array, ""]:
-        """Computes the mean of logit[right] − logit[wrong]."""
+        """Computes logit[right] − logit[wrong], averaged over the batch."""
         return (_entries(logits, self.right) - _entries(logits, self.wrong)).mean()
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LogProbability:
-    """The natural logarithm of a token's probability, the mean over the batch.
+    """Metric: the natural logarithm of a token's probability, averaged over the batch.
 
     Attributes:
-        token: a token id, or one for each batch element.
-        position: the position whose logits are read; negative: from the end.
+        token: a token id, or one id for each batch element.
+        position: the position whose logits the metric uses; negative positions count from the end.
     """
 
     token: Any
     position: Any = -1
 
     def __call__(self, logits: Float[Array, "batch vocab"]) -> Float[Array, ""]:
-        """Computes the mean of log softmax(logits)[token]."""
+        """Computes log softmax(logits)[token], averaged over the batch."""
         return _entries(jax.nn.log_softmax(logits), self.token).mean()
 
 
@@ -81,15 +81,15 @@ def _entries(logits: Float[Array, "batch vocab"], tokens: Any) -> Float[Array, "
 
 
 def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Any:
-    """Returns the metric with its position counted from the start.
+    """Checks a metric and returns the metric with a nonnegative position.
 
     Args:
         metric: a `Metric`.
-        inputs: the tokens of the model.
+        inputs: the model's inputs.
         vocab_size: the number of token ids.
 
     Raises:
-        ValueError: it is no metric, its position is outside of the tokens, or a token has no logit.
+        ValueError: `metric` is not a metric, or its position or a token id is out of range.
     """
     is_value = is_dataclass(metric) and not isinstance(metric, type)
     if not is_value or not isinstance(metric, Metric) or jax.tree_util.all_leaves([metric]):
@@ -103,7 +103,7 @@ def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Any:
     if not whole or not -length <= position < length:
         raise ValueError(
             f"metric.position is {metric.position!r}; it must be a whole number from {-length} to "
-            f"{length - 1}: the tokens are {length} long"
+            f"{length - 1}, because each text has {length} tokens"
         )
     for name in ("right", "wrong", "token"):
         _check_tokens(name, getattr(metric, name, 0), batch, vocab_size)
@@ -123,11 +123,13 @@ def _check_tokens(name: str, tokens: Any, batch: int, vocab_size: int) -> None:
 
 
 class Site(NamedTuple):
-    """Part of a point's value. An index of −1 means the whole axis.
+    """Layer, head and position of one or several patch sites.
+
+    An index of −1 selects the whole axis.
 
     Attributes:
         layer: index of the layer.
-        head: index of the head; for keys and values, that of the key/value head.
+        head: index of the head; for keys and values, index of the key/value head.
         position: index of the token.
     """
 
@@ -138,14 +140,14 @@ class Site(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All sites of a sweep.
+    """The patch sites (layer, head, position) of a call of `patch_sweep`: a grid over `axes`.
 
     Attributes:
-        point: name of the point.
-        axes: the names of the axes along which sites differ, in the order of `AXES`.
-        shape: shape of the point's value, with the layers as first axis if the point has them.
-        has_layers: whether the point is inside the layers.
-        has_heads: whether the point's value has an axis of heads.
+        point: name of the hook point.
+        axes: the names of the axes along which patch sites differ, in the order of `AXES`.
+        shape: shape of the hook point's value; inside the layers, the first axis is the layer.
+        has_layers: whether the hook point is inside the layers.
+        has_heads: whether the hook point's value has a head axis.
     """
 
     point: str
@@ -156,43 +158,44 @@ class Grid:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The number of sites along each of `axes`."""
+        """The number of patch sites along each of `axes`."""
         index = {"layer": 0, "head": -3, "position": -2}
         return tuple(self.shape[index[name]] for name in self.axes)
 
     def sites(self) -> Site:
-        """Returns all sites, in the order of the entries of an array of shape `sizes`."""
+        """Returns all patch sites in the row-major order of an array of shape `sizes`."""
         count = int(np.prod(self.sizes, dtype=int))
         found = dict(zip(self.axes, np.indices(self.sizes), strict=True))
         everywhere = np.full(count, -1)
         return Site(*(found.get(name, everywhere).reshape(-1).astype(np.int32) for name in AXES))
 
     def where(self, site: Site) -> Bool[Array, "..."]:
-        """Returns the entries of the point's value that belong to one site, for `Patch.where`."""
+        """Returns the bool mask of a patch site, for `Patch.where`."""
         where = is_at(site.position, self.shape[-2])[:, None]
         if self.has_heads:
             where = is_at(site.head, self.shape[-3])[:, None, None] & where
-        where = where[None]  # the batch
+        # The first axis becomes the batch axis.
+        where = where[None]
         if self.has_layers:
             where = is_at(site.layer, self.shape[0]).reshape(-1, *[1] * where.ndim) & where
         return where
 
 
 def is_at(index: Int[Array | np.ndarray, ""], size: int) -> Bool[Array, " size"]:
-    """Returns which of 0 … size − 1 equal the index; all if it is −1."""
+    """Returns a mask [size] that is True only at `index`, or everywhere if `index` is −1."""
     return (jnp.arange(size, dtype=jnp.int32) == index) | (index < 0)
 
 
 def pad_sites(sites: Site, multiple: int) -> Site:
-    """Repeats the last site until their number is a multiple of `multiple`."""
+    """Repeats the last patch site until the number of patch sites is a multiple of `multiple`."""
     missing = -len(sites.layer) % multiple
     return Site(*(np.pad(x, (0, missing), mode="edge") for x in sites))
 
 
-def metric_of(
+def run_metric(
     model: LanguageModel, weights: Weights, inputs: Inputs, metric: Metric, hooks: Hooks = NO_HOOKS
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Runs a pass; computes logits only at the position that the metric reads.
+    """Runs a forward pass and computes a metric from the logits at its position.
 
     Returns:
         (value of the metric, captured values).
@@ -202,19 +205,20 @@ def metric_of(
     return metric(model.logits(weights, hidden)[:, 0]), passed.captured
 
 
-measure = jax.jit(metric_of, static_argnames="model")
+measure = jax.jit(run_metric, static_argnames="model")
 
 
 def checked_pair(clean: Any, corrupted: Any, config: ModelConfig) -> tuple[Inputs, Inputs]:
-    """Returns the two inputs as arrays.
+    """Checks the clean and the corrupted input, and converts both to arrays.
 
     Args:
         clean: tokens [batch, length], or `Inputs`.
-        corrupted: the same, of the same shape.
+        corrupted: the corrupted text, of the same type and shape as `clean`.
         config: the model's config.
 
     Raises:
-        ValueError: an input does not fit the model, or their shapes or segments differ.
+        ValueError: An input is invalid for the model, or the shapes or segment ids of `clean`
+            and `corrupted` differ.
     """
     pair = []
     for name, given in (("clean", clean), ("corrupted", corrupted)):
@@ -230,15 +234,15 @@ def checked_pair(clean: Any, corrupted: Any, config: ModelConfig) -> tuple[Input
         shapes = [np.shape(getattr(given, field.name)) for given in pair]
         if shapes[0] != shapes[1]:
             raise ValueError(
-                f"{field.name} of clean has shape {shapes[0]}, that of corrupted {shapes[1]}; they "
-                "must be equal, because a value is moved to the same position"
+                f"{field.name} has shape {shapes[0]} in clean and {shapes[1]} in corrupted; the "
+                "shapes must be equal, because values are copied to the same position"
             )
-    for name in ("segments", "source_segments"):
+    for name in ("segment_ids", "source_segment_ids"):
         first, second = (getattr(given, name) for given in pair)
         if first is not None and (np.asarray(first) != np.asarray(second)).any():
             raise ValueError(
-                f"{name} of clean and corrupted differ; they must be equal, because a value is "
-                "moved to the same position"
+                f"{name} of clean and corrupted differ; they must be equal, because values are "
+                "copied to the same position"
             )
     return pair[0], pair[1]
 
@@ -246,32 +250,32 @@ def checked_pair(clean: Any, corrupted: Any, config: ModelConfig) -> tuple[Input
 def checked_grid(
     model: LanguageModel, point: str, axes: Any, weights: Weights, inputs: Inputs
 ) -> Grid:
-    """Returns the sites of a sweep over a point.
+    """Returns all patch sites of a hook point along the given axes.
 
     Args:
         model: the model.
-        point: name of the point.
-        axes: names from `AXES`; None: all axes that the point has.
+        point: name of the hook point.
+        axes: names from `AXES`; all axes of the hook point if None.
         weights: the model's parameters.
-        inputs: the tokens and, if it reads one, the source of the model.
+        inputs: the tokens and, for a model with a source, the source.
 
     Raises:
-        ValueError: the model has no such point, or the point has no such axis.
+        ValueError: The model does not have this hook point, or the hook point lacks an axis.
     """
-    hooks = checked_hooks((point,), None, model.points)
+    hooks = checked_hooks((point,), None, model.hook_points)
 
     def capture(weights: Weights, inputs: Inputs) -> Shaped[Array, "..."]:
         return model.forward(weights, inputs, hooks=hooks).captured[point]
 
     shape = jax.eval_shape(capture, weights, inputs).shape
-    has_layers = point in model.layer_points
+    has_layers = point in model.layer_hook_points
     has_heads = len(shape) - has_layers == 4
     present = zip(AXES, (has_layers, has_heads, True), strict=True)
     accepted = [name for name, is_present in present if is_present]
     axes = accepted if axes is None else axes if isinstance(axes, str) else tuple(axes)
     if not set(axes) <= set(accepted):
         raise ValueError(
-            f"axes are {axes!r}; for the point {point!r} they must be a tuple with names from "
+            f"axes are {axes!r}; for the hook point {point!r} they must be a tuple with names from "
             f"{', '.join(accepted)}"
         )
     return Grid(

@@ -1,12 +1,12 @@
-"""Linear probes: can a label of a token be read from a layer by a linear map?
+"""Linear probes: test whether a linear classifier can read a token's label from a layer.
 
-A probe with enough features can memorize the label of each token id, so its accuracy alone says
-little. The control task gives each id a random label, with the frequencies of the real ones. The
-difference between the two accuracies, the selectivity, is what the layer has beyond the identity of
-the token.
+A probe with enough features can memorize the label of each token id, so a high accuracy alone is
+not evidence. The control task therefore assigns a random label to each id, with the frequencies of
+the real labels. The selectivity is the accuracy on the real labels minus the accuracy on the random
+labels. The selectivity measures the information about the label beyond the identity of the token.
 
-The tokens of a text share much more than the label. A probe that was trained on some tokens of a
-text recognizes the text by the others, so `groups` holds out whole texts.
+Tokens of one text share many features. A probe that was trained on some tokens of a text can
+recognize the text by its remaining tokens, so `groups` holds out whole texts.
 
 Reference:
     Alain & Bengio 2016, "Understanding intermediate layers using linear classifier probes"; Hewitt
@@ -20,19 +20,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.models.config.check import whole_number
 
 
 class Probes(NamedTuple):
-    """One linear probe for each layer.
+    """Linear probes of all layers, and their accuracies.
 
     Attributes:
         kernel: maps features, standardized over the training examples, to logits of the labels.
-        bias: the bias of these logits.
-        accuracy: on the held-out examples.
-        control_accuracy: of probes for the control task, on the same examples.
+        bias: the bias of the logits.
+        accuracy: accuracy of the probes on the held-out examples.
+        control_accuracy: accuracy of the control task's probes on the same held-out examples.
     """
 
     kernel: Float[Array, "layers dim labels"]
@@ -42,7 +42,7 @@ class Probes(NamedTuple):
 
     @property
     def selectivity(self) -> Float[Array, " layers"]:
-        """The accuracy minus that of the control task."""
+        """The accuracy minus the accuracy on the control task."""
         return self.accuracy - self.control_accuracy
 
 
@@ -55,23 +55,22 @@ def train_probes(
     seed: int = 0,
     groups: Int[Array, " examples"] | None = None,
 ) -> Probes:
-    """Trains a probe for every layer, and one for its control task, in one `vmap`.
+    """Trains one probe per layer for the labels, and one per layer for the control task.
 
     Args:
-        features: values captured at a point, such as `jf.inspect(…).captured["block.output"]`
-            with the axes of batch and positions folded into one.
+        features: values captured at a hook point, such as `jf.inspect(…).captured["block.output"]`
+            with the batch and position axes merged.
         labels: the label of each example, from 0.
         token_ids: the id of each example, from which the control task draws its labels.
-        held_out: the share of the groups that are held out; each group is held out with this
-            probability.
-        steps: the number of steps of Adam, each over all training examples.
-        seed: of the split and of the control task.
-        groups: the group of each example, which is held out as a whole: the number of its text if
-            the examples are tokens of texts. None: each example is a group, which suits only
-            examples that are independent of one another.
+        held_out: the probability that a group is held out.
+        steps: the number of Adam steps; each step uses all training examples.
+        seed: random seed of the split and of the control task.
+        groups: the group of each example; all examples of a group are held out together. If the
+            examples are tokens, use the index of each token's text as its group. If None, each
+            example is a group, which is valid only for independent examples.
 
     Raises:
-        ValueError: an argument is not accepted, or no example is held out, or all are.
+        ValueError: An argument is invalid, or no example or every example is held out.
     """
     features = jnp.asarray(features, jnp.float32)
     real, ids = np.asarray(labels), np.asarray(token_ids)
@@ -89,18 +88,21 @@ def train_probes(
 
 
 def _trains(groups: np.ndarray, held_out: float, rng: np.random.Generator) -> np.ndarray:
-    """Returns which examples train the probes: all of a group or none.
+    """Splits the groups at random into training groups and held-out groups.
+
+    Returns:
+        bool [examples], True for the examples of training groups.
 
     Raises:
-        ValueError: one of the two sides has no example.
+        ValueError: Every group or no group is held out.
     """
     names, index = np.unique(groups, return_inverse=True)
     trains = rng.random(len(names)) >= held_out
     if trains.all() or not trains.any():
         raise ValueError(
-            f"held_out is {held_out}, which with this seed holds out {(~trains).sum()} of "
-            f"{len(names)} groups; it must be at least one, and not all. Give more groups, another "
-            "held_out or another seed"
+            f"held_out is {held_out}, and the random split held out {(~trains).sum()} of "
+            f"{len(names)} groups; it must hold out at least one group, but not all groups. Pass "
+            "more groups, another held_out or another seed"
         )
     return trains[index]
 
@@ -115,7 +117,7 @@ def _check(features: Array, integers: dict[str, np.ndarray], held_out: float) ->
             )
     labels = integers["labels"]
     if labels.min(initial=0) < 0 or len(np.unique(labels)) < 2:
-        raise ValueError("labels must be at least 0 and have at least two values")
+        raise ValueError("labels must be at least 0 and contain at least two different labels")
     if not 0 < held_out < 1:
         raise ValueError(f"held_out is {held_out}; it must be between 0 and 1")
 
@@ -124,12 +126,13 @@ def _check(features: Array, integers: dict[str, np.ndarray], held_out: float) ->
 def _train(
     features: Float[Array, "layers examples dim"],
     labels: Int[Array, " examples"],
-    trains: Any,
+    trains: Bool[Array | np.ndarray, " examples"],
     steps: int,
     num_labels: int,
 ) -> tuple[Array, Array, Array]:
-    """Returns (accuracy on examples where `trains` is False, kernels, biases) of all layers."""
+    """Trains the probes and returns their (accuracies on held-out examples, kernels, biases)."""
     optimizer = optax.adam(1e-2)
+    trains = jnp.asarray(trains)
     weight = trains / jnp.maximum(trains.sum(), 1)
 
     def probe(x: Float[Array, "examples dim"]) -> tuple[Array, Array, Array]:

@@ -1,21 +1,22 @@
-"""Activation patching over every layer, head and position of a point.
+"""Activation patching over every layer, head and position of a hook point.
 
-A sweep runs a model on a corrupted text once for each site, with the value at that site replaced by
-its value on a clean text. The change of a metric says how much the site carries of the difference
-between the two texts.
+A sweep runs a model on a corrupted text once per patch site. A patch site is a combination of
+layer, head and position. Each run replaces the activation at one patch site by the activation from
+a clean text. The change of a metric measures the effect of the replaced activation.
 
-Patching layer l at position p changes no value of layers < l or of positions < p. The runs of a
-causal Transformer therefore start at the site, and take the other values from the corrupted run.
-Within layer l, a point behind the attention changes only the output at p. A run computes
+Patching layer l at position p does not change layers before l or positions before p. For a causal
+Transformer, each run therefore recomputes only the values after the patch site, and takes all other
+values from the corrupted run. If the patch site comes after the attention of layer l, the patch
+changes the output of layer l only at p. The forward pass for one patch site has three steps:
 
-1. one token in layer l,
-2. the tokens from a position s ≤ p on in the layers after l, over the corrupted keys and values of
-   earlier tokens,
-3. in the last layer, keys and values of these tokens, and all else only for the token that the
-   metric reads.
+1. Layer l computes its output only at p.
+2. The layers after l compute their outputs from position s ≤ p to the metric's position. Tokens
+   before s have the keys and values of the corrupted run.
+3. The last layer computes its keys and values from position s on, but its output only at the
+   metric's position.
 
-s is a multiple of a step, so that there are few shapes to compile. Layers are a loop whose first
-layer is known only at run time, so all layers share a program.
+s is one of a few positions, so that few shapes are compiled. The loop over layers starts at a
+traced index, so one compiled program serves all layers.
 
 Reference:
     Vig et al. 2020; Meng et al. 2022, "Locating and Editing Factual Associations in GPT";
@@ -33,18 +34,18 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.cache.slots import Slots
-from jaxformer.functional.cache.table import SlotView
+from jaxformer.functional.cache.table import TableView
+from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer, LayerInputs, run_layer
 from jaxformer.functional.layers.sublayer import with_contexts
-from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import (
-    attention_of,
     by_layer,
     mixed_layers,
     project,
+    self_attention_layer,
 )
 from jaxformer.interpret.patching import (
     Grid,
@@ -55,8 +56,8 @@ from jaxformer.interpret.patching import (
     checked_pair,
     is_at,
     measure,
-    metric_of,
     pad_sites,
+    run_metric,
 )
 from jaxformer.models.autoregressive import unsupported_reason
 from jaxformer.models.check import AnyArray
@@ -65,8 +66,11 @@ from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel, Variables
 
 OnProgress = Callable[[int, int], Any]
-_CHUNKS_PER_CALL = 8  # between two reports of progress
-_MOST_STARTS = 8  # each start is a program to compile
+# One compiled call runs at most this many chunks. `on_progress` is called after each compiled call.
+_CHUNKS_PER_CALL = 8
+# A sweep resumes runs from at most this number of start positions, because each start position
+# needs a separate compiled program.
+_MOST_STARTS = 8
 _RESUMED_POINTS = ("block.input", "attention.heads", "attention.output", "block.middle")
 _RESUMED_POINTS += ("feedforward.hidden", "feedforward.output", "block.output")
 
@@ -75,8 +79,8 @@ class Sweep(NamedTuple):
     """Result of `patch_sweep`.
 
     Attributes:
-        effects: float32, with one axis for each of `axes`: the metric of the patched corrupted run
-            minus that of the corrupted run.
+        effects: float32, one axis per name in `axes`: the metric of the patched run minus the
+            metric of the corrupted run.
         clean: the metric on the clean text.
         corrupted: the metric on the corrupted text.
         axes: the names of the axes of `effects`.
@@ -89,20 +93,20 @@ class Sweep(NamedTuple):
 
     @property
     def recovered(self) -> Float[np.ndarray, "..."]:
-        """The effects as shares of clean − corrupted: 1 where a site restores the clean value."""
+        """The effects divided by `clean` − `corrupted`; 1 if a patch restores the clean metric."""
         return self.effects / (self.clean - self.corrupted)
 
 
 class SweepState(NamedTuple):
-    """What all runs of a sweep read.
+    """Arguments that are equal for all patch sites.
 
     Attributes:
         weights: the model's parameters.
         inputs: the corrupted text.
         metric: the metric.
-        value: the value at the point on the clean text.
+        value: the clean text's activations at the hook point.
         base: the metric of the corrupted run.
-        corrupted: values of the corrupted run, by point; the layers are the first axis.
+        corrupted: values of the corrupted run by hook point; the first axis is the layer.
     """
 
     weights: Weights
@@ -125,28 +129,30 @@ def patch_sweep(
     chunk: int = 32,
     on_progress: OnProgress | None = None,
 ) -> Sweep:
-    """Measures the effect of every site of a point on a metric of the corrupted text.
+    """Measures the effect of each patch site of a hook point on a metric (activation patching).
 
-    The runs of a causal Transformer without padding start at the site: the earlier layers and
-    positions are those of the corrupted run, which is computed once. This applies to sweeps over
-    layers and positions of "block.input" and of the points from "attention.heads" to
-    "block.output". Other sweeps run the whole model for each site. The results agree up to
-    rounding.
+    Each forward pass uses the corrupted text, and replaces the activation at one patch site by the
+    clean activation. For a causal Transformer without padding, the pass recomputes only the layers
+    and positions after the patch site. This requires that `axes` contains "layer" and "position",
+    and that the hook point is "block.input" or one from "attention.heads" to "block.output". All
+    other sweeps run the whole model for each patch site, with equal results up to rounding.
 
     Args:
         model: any model.
-        variables: its variables.
-        clean: int [batch, length], or `functional.inputs.Inputs` with a source, segments or types.
-        corrupted: the same, of the same shape.
-        metric: a number computed from the logits at one position, such as `LogitDifference`.
-        point: name of a point, from `model.points`.
-        axes: the axes along which sites differ, from "layer", "head" and "position". A site
-            includes all of an axis that is not named. None: all axes that the point has.
-        chunk: the most runs that are computed together. Memory is proportional to it.
-        on_progress: called with (number of measured sites, number of all sites).
+        variables: the model's variables.
+        clean: the clean text: int [batch, length], or `functional.inputs.Inputs` with a source,
+            segment ids or token type ids.
+        corrupted: the corrupted text, of the same type and shape as `clean`.
+        metric: a function of the logits at one position, such as `LogitDifference`.
+        point: name of a hook point, from `model.hook_points`.
+        axes: the axes along which patch sites differ, from "layer", "head" and "position". A patch
+            site covers all entries of the remaining axes. Defaults to all axes of the hook point.
+        chunk: the maximum number of forward passes at the same time. Memory is proportional to
+            `chunk`.
+        on_progress: called with (number of measured patch sites, total number of patch sites).
 
     Raises:
-        ValueError: an argument is not accepted.
+        ValueError: An argument is invalid.
     """
     model.check(variables)
     chunk = whole_number("chunk", chunk, 1)
@@ -167,7 +173,7 @@ def patch_sweep(
 def whole_metrics(
     model: LanguageModel, grid: Grid, state: SweepState, chunk: int, report: OnProgress
 ) -> Float[np.ndarray, "..."]:
-    """Returns the metric for every site, by passes of the whole model."""
+    """Computes the metric for every patch site by forward passes of the whole model."""
     sites = grid.sites()
     total, found = len(sites.layer), []
     chunk = min(chunk, total)
@@ -184,31 +190,31 @@ def whole_metrics(
 def run_whole(
     model: LanguageModel, grid: Grid, state: SweepState, sites: Site, chunk: int
 ) -> Float[Array, " sites"]:
-    """Computes the metric of the inputs with each site replaced by its part of the clean value."""
+    """Computes the metric once per patch site, with the clean activation at this site."""
 
     def patched(site: Site) -> Float[Array, ""]:
         hooks = Hooks(patch={grid.point: Patch(grid.where(site), state.value)})
-        return metric_of(model, state.weights, state.inputs, state.metric, hooks)[0]
+        return run_metric(model, state.weights, state.inputs, state.metric, hooks)[0]
 
     return jax.lax.map(patched, jax.tree.map(jnp.asarray, sites), batch_size=chunk)
 
 
-# ---- runs that start at the site
+# ---- Runs that recompute only the values after the patch site.
 
 _RESUMED_VALUES = ("block.input", "block.output", "attention.key", "attention.value")
 _RESUMED_VALUES += ("attention.heads",)
 
 
 def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
-    """Returns whether the runs of the sweep can start at the site."""
+    """Returns whether it is enough to recompute the values after each patch site."""
     return (
         type(model) is Decoder
         and model.layers is None
         and mixed_layers(model) is None
-        and "attention.heads" in model.layer_points
+        and "attention.heads" in model.layer_hook_points
         and unsupported_reason(model) is None
         and model.minimum_prefill == 1
-        and inputs.segments is None
+        and inputs.segment_ids is None
         and grid.point in _RESUMED_POINTS
         and {"layer", "position"} <= set(grid.axes)
     )
@@ -217,7 +223,7 @@ def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
 def resumed_metrics(
     model: LanguageModel, grid: Grid, state: SweepState, chunk: int, report: OnProgress
 ) -> Float[np.ndarray, "..."]:
-    """Returns the metric for every site, by passes that start at the site."""
+    """Computes the metric for every patch site; recomputes only the values after the patch site."""
     length, num_layers = state.metric.position + 1, grid.shape[0]
     metrics = np.full(grid.sizes, state.base, np.float32)
     by_layer = np.moveaxis(metrics, -1, 1)  # [layers, positions, *heads]
@@ -246,17 +252,16 @@ def run_resumed(
     sites: Site,
     chunk: int,
 ) -> Float[Array, " sites"]:
-    """Computes the metric for sites of one layer.
+    """Computes the metric for patch sites of one layer.
 
     Args:
         model: the model.
-        grid: all sites.
-        span: the first token that is computed, and the number of tokens up to the one that the
-            metric reads.
-        state: what all runs read.
+        grid: all patch sites.
+        span: (start, stop) of the recomputed positions, which end with the metric's position.
+        state: the arguments that are equal for all patch sites.
         layer: index of the layer.
-        sites: sites of the layer, at positions from the first computed token on.
-        chunk: the most runs that are computed together.
+        sites: patch sites of the layer, at positions in `span`.
+        chunk: the maximum number of forward passes at the same time.
     """
     first = layer if grid.point == "block.input" else layer + 1
 
@@ -272,9 +277,11 @@ def run_resumed(
 def patched_token(
     model: LanguageModel, grid: Grid, state: SweepState, layer: Int[Array, ""], site: Site
 ) -> Float[Array, "batch 1 dim"]:
-    """Computes the patched layer's output at the site; for "block.input", the patched input.
+    """Computes the output of the patched layer at the patched position.
 
-    The attention of the corrupted run is inserted, so that no other token is computed.
+    For the hook point "block.input", the function returns the layer's patched input, not its
+    output. The outputs of the attention heads come from the corrupted run, so the layer needs
+    to process only one token.
     """
     stack, weights, corrupted = model.architecture.stack, state.weights, state.corrupted
 
@@ -303,24 +310,24 @@ def remaining_layers(
     first: Int[Array, ""],
     patched: tuple[Int[Array | np.ndarray, ""], Float[Array, "batch 1 dim"]],
 ) -> Float[Array, "batch 1 dim"]:
-    """Computes the last layer's output at the last token, by the layers from `first` on.
+    """Runs the layers from `first` on, and returns the last layer's output at the last token.
 
     Args:
         model: the model.
         span: see `run_resumed`.
-        state: what all runs read.
+        state: the arguments that are equal for all patch sites.
         first: index of the first layer to run; `num_layers` if the last layer is patched.
-        patched: position and value of the token that replaces the corrupted one in its input.
+        patched: (position, value) of the patched token in the input of layer `first`.
     """
     (start, length), (position, token) = span, patched
     stack, corrupted = model.architecture.stack, state.corrupted
     num_layers = len(stack.layers)
 
     def tokens_from(begin: int) -> Tokens:
-        """Returns the pass over the tokens from `begin` on, which see the whole row."""
+        """Returns the tokens from position `begin` on, with attention to the whole sequence."""
         new = TokenInfo(length - begin, jnp.arange(begin, length, dtype=jnp.int32))
-        row = SlotView(TokenInfo(length), jnp.int32(begin))
-        return with_contexts(stack.sublayers, Tokens(new, model.run(), {None: row}), state.weights)
+        view = TableView(TokenInfo(length), jnp.int32(begin))
+        return with_contexts(stack.sublayers, Tokens(new, model.run(), {None: view}), state.weights)
 
     tokens, last_token = tokens_from(start), tokens_from(length - 1)
 
@@ -332,7 +339,7 @@ def remaining_layers(
 
     def only_last(layer: Layer, block: Weights, x: Array, slots: Slots) -> Array:
         _, key, value = project(layer, tokens, block, x)
-        _, slots = tokens.contexts[attention_of(layer)].store(key, value, slots)
+        _, slots = tokens.contexts[self_attention_layer(layer)].store(key, value, slots)
         return run_layer(layer, last_token, block, x[:, -1:], over(slots)).x
 
     def run(function: Callable[..., Array], index: Any, x: Array) -> Array:

@@ -1,1 +1,1 @@
-"""Flax modules: they declare the parameters and call pure functions."""
+"""Flax modules of the models, their configs, and the sharding of their parameters."""

@@ -1,8 +1,7 @@
-"""Checks of variables and inputs, before a model computes anything."""
+"""Checks of the variables and inputs of a model."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 import jax
@@ -11,21 +10,24 @@ import numpy as np
 from jaxtyping import Array, Int, Shaped
 
 from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear.kernels import Int8Table, Kernel
 from jaxformer.functional.symbolic import Size, exceeds
-from jaxformer.functional.taps import Hooks, Patch
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.model import ModelConfig
-from jaxformer.models.rows import bucket, padded, row_of_ids
+from jaxformer.models.sequences import bucket, id_sequence, padded, vector_sequence
+from jaxformer.terminal import did_you_mean
 
 AnyArray = Shaped[Array | np.ndarray, "..."]
+# Each batch element has one source, which consists of token ids or vectors.
+Sources = Sequence[Sequence[int] | Sequence[Sequence[float]] | AnyArray] | AnyArray
 
 
 def as_array(name: str, x: Any) -> Any:
     """Converts lists, and arrays of other libraries, to NumPy arrays.
 
-    Arrays of JAX and NumPy, and None, are returned unchanged. The results are NumPy arrays because
+    JAX and NumPy arrays, and None, are returned unchanged. The result is a NumPy array, because
     inside a jit `jnp.asarray` would trace even known values.
     """
     if x is None or isinstance(getattr(x, "dtype", None), np.dtype):
@@ -34,15 +36,19 @@ def as_array(name: str, x: Any) -> Any:
         return np.asarray(x)
     except ValueError:
         raise ValueError(
-            f"{name} are rows of unequal lengths; pad them to one length, with segments 0 there"
+            f"{name} are sequences of unequal lengths; pad them to one length, "
+            "and give segment_ids with 0 for padding"
         ) from None
 
 
 def check_variables(variables: object) -> None:
-    """Raises ValueError unless the variables are {"params": …} with parameters that are floats."""
+    """Raises ValueError unless the variables are {"params": …} with float parameters."""
     if not isinstance(variables, Mapping) or "params" not in variables:
         names = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else variables
-        raise ValueError(f"variables hold {names}; they must hold 'params' (model.init gives them)")
+        raise ValueError(
+            f"variables contain {names}; they must contain 'params', such as the "
+            "result of model.init"
+        )
     for name, leaf in _leaves(variables["params"]).items():
         is_float = isinstance(leaf, _VALUES) or jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
         if not is_float:
@@ -50,7 +56,7 @@ def check_variables(variables: object) -> None:
 
 
 def check_parameters(part: str, given: Any, shapes: Any) -> None:
-    """Raises ValueError unless parameters have the names and shapes that the model creates."""
+    """Raises ValueError unless the parameters have the names and shapes of the model."""
     given, wanted = _leaves(given), _leaves(shapes)
     for name in wanted.keys() | given.keys():
         found, right = (side[name].shape if name in side else None for side in (given, wanted))
@@ -59,7 +65,8 @@ def check_parameters(part: str, given: Any, shapes: Any) -> None:
             raise ValueError(f"parameter {part}/{name} is {is_}; for this config it must be {must}")
 
 
-_VALUES = (Kernel, Int8Table)  # accepted in place of a matrix or a table
+# Objects of these classes may replace the arrays of kernels and tables.
+_VALUES = (Kernel, Int8Table)
 
 
 def _leaves(tree: Any) -> dict:
@@ -70,76 +77,118 @@ def _leaves(tree: Any) -> dict:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): x for path, x in leaves}
 
 
-def check_tokens(tokens: AnyArray, config: ModelConfig, segments: AnyArray | None = None) -> None:
-    """Raises ValueError for tokens that do not fit; ids inside jit are unknown and not checked."""
+def check_tokens(
+    tokens: AnyArray, config: ModelConfig, segment_ids: AnyArray | None = None
+) -> None:
+    """Raises ValueError if the dtype, shape or ids of the tokens do not fit the config.
+
+    Inside jit, the ids are not checked.
+    """
     _check_ids("tokens", tokens, config.vocab_size, config.embed_dim)
-    if exceeds(tokens.shape[1], config.max_length) and segments is None:
+    if exceeds(tokens.shape[1], config.max_length) and segment_ids is None:
         raise ValueError(
-            f"tokens are {tokens.shape[1]} long; max_length is {config.max_length} positions"
+            f"tokens have length {tokens.shape[1]}, more than max_length ({config.max_length})"
         )
-    _check_segments("segments", segments, "tokens", tokens)
+    _check_segment_ids("segment_ids", segment_ids, "tokens", tokens)
 
 
 def check_source(
-    source: AnyArray | None, config: ModelConfig, segments: AnyArray | None, batch_size: Size
+    source: AnyArray | None,
+    config: ModelConfig,
+    segment_ids: AnyArray | None,
+    batch_size: Size,
 ) -> None:
-    """Raises ValueError unless there is one non-empty source for each of `batch_size` rows."""
+    """Raises ValueError unless there is one non-empty source for each batch element."""
     if source is None:
-        raise ValueError("source is None; this model reads one, int [batch, source length]")
-    _check_ids("source", source, config.num_source_ids, config.embed_dim)
+        raise ValueError(
+            f"source is missing; this model needs a source, {_accepted_source(config)}"
+        )
+    _check_ids("source", source, config.num_source_ids, source_width(config))
     if source.shape[0] == 0:
-        raise ValueError("source has no rows; it must have one for each row of tokens")
+        raise ValueError("source is empty; its batch size must be the batch size of tokens")
     if exceeds(source.shape[1], config.longest_source):
         raise ValueError(
-            f"source is {source.shape[1]} long; max_source_length is {config.longest_source}"
+            f"source has length {source.shape[1]}, more than max_source_length "
+            f"({config.longest_source})"
         )
-    _check_segments("source_segments", segments, "source", source)
+    _check_segment_ids("source_segment_ids", segment_ids, "source", source)
     if source.shape[0] != batch_size:
-        raise ValueError(f"source has {source.shape[0]} rows; tokens have {batch_size}")
-    if segments is not None and not isinstance(segments, jax.core.Tracer):
-        empty = ~(np.asarray(segments) != 0).any(axis=1)
+        raise ValueError(
+            f"source has batch size {source.shape[0]}, but tokens have batch size {batch_size}"
+        )
+    if segment_ids is not None and not isinstance(segment_ids, jax.core.Tracer):
+        empty = ~(np.asarray(segment_ids) != 0).any(axis=1)
         if empty.any():
-            raise ValueError(f"source {int(empty.argmax())} is nothing but padding")
+            raise ValueError(f"source[{int(empty.argmax())}] contains only padding")
     elif source.shape[1] == 0:
-        raise ValueError("source has no tokens")
+        raise ValueError("source does not contain any tokens")
+    _check_finite(source, segment_ids)
+
+
+def _check_finite(source: AnyArray, segment_ids: AnyArray | None) -> None:
+    """Raises ValueError if float features of a source are not finite outside padding."""
+    if source.ndim == 2 or any(isinstance(x, jax.core.Tracer) for x in (source, segment_ids)):
+        return
+    is_wrong = ~np.isfinite(np.asarray(source)).all(axis=-1)
+    if segment_ids is not None:
+        is_wrong &= np.asarray(segment_ids) != 0
+    if is_wrong.any():
+        index, position = np.argwhere(is_wrong)[0]
+        raise ValueError(f"source {index} is not finite at position {position}; it must be finite")
+
+
+def source_width(config: ModelConfig) -> int:
+    """Returns the number of float features per position of a source."""
+    return config.source_features or config.embed_dim
+
+
+def source_shape(config: ModelConfig, batch_size: int, length: int) -> jax.ShapeDtypeStruct | None:
+    """Returns the shape of a source with these sizes; None for a model without a source."""
+    if not config.reads_source:
+        return None
+    if config.source_features is not None:
+        return jax.ShapeDtypeStruct((batch_size, length, config.source_features), np.float32)
+    return jax.ShapeDtypeStruct((batch_size, length), np.int32)
 
 
 def checked_inputs(inputs: Inputs, config: ModelConfig) -> Inputs:
-    """Returns the inputs as JAX arrays after all checks; they may be lists.
+    """Checks the inputs, which may be lists, and converts them to JAX arrays.
 
-    A source is one text: its segment ids become 1, except for 0, which is padding.
+    A source is one text, so its segment ids become 1 for tokens and 0 for padding.
     """
     given = {x.name: as_array(x.name, getattr(inputs, x.name)) for x in fields(inputs)}
-    tokens, segments, types, source, source_segments = given.values()
-    check_tokens(tokens, config, segments)
+    tokens, segment_ids, types, source, source_segment_ids = given.values()
+    check_tokens(tokens, config, segment_ids)
     if types is not None:
-        check_token_types(types, tokens, config.num_token_types)
+        check_token_type_ids(types, tokens, config.num_token_types)
     if config.reads_source:
-        check_source(source, config, source_segments, tokens.shape[0])
-        if source_segments is not None:
-            source_segments = jnp.asarray(source_segments != 0, int)
-    elif source is not None or source_segments is not None:
-        raise ValueError(f"source was given; a model of {type(config).__name__} reads none")
-    arrays = (tokens, segments, types, source, source_segments)
+        check_source(source, config, source_segment_ids, tokens.shape[0])
+        if source_segment_ids is not None:
+            source_segment_ids = jnp.asarray(source_segment_ids != 0, int)
+    elif source is not None or source_segment_ids is not None:
+        raise ValueError(
+            f"source is not accepted, because {type(config).__name__} does not have an encoder"
+        )
+    arrays = (tokens, segment_ids, types, source, source_segment_ids)
     return Inputs(*(None if x is None else jnp.asarray(x) for x in arrays))
 
 
 def check_own_mask(mask: Any, config: ModelConfig, attends: bool) -> None:
-    """Raises ValueError unless the mask is None or a `Mask` that a model of this config can use.
+    """Raises ValueError unless the mask is None or a `Mask` that fits the config.
 
     Args:
-        mask: the mask of the module.
-        config: its config.
+        mask: the mask that the user passed to the model.
+        config: the config of the model.
         attends: whether the model has self-attention.
     """
     if mask is None:
         return
     if not attends:
-        raise ValueError(f"mask was given; a model of {type(config).__name__} has no attention")
-    if not isinstance(mask, Mask):
         raise ValueError(
-            f"mask is a {type(mask).__name__}; it must be a Mask, a rule about positions"
+            f"mask is not accepted, because {type(config).__name__} does not use attention"
         )
+    if not isinstance(mask, Mask):
+        raise ValueError(f"mask is a {type(mask).__name__}; it must be a jaxformer.functional.Mask")
     try:
         hash(mask)
     except TypeError as error:
@@ -155,48 +204,71 @@ def check_own_mask(mask: Any, config: ModelConfig, attends: bool) -> None:
             )
 
 
-def padded_source(source: Any, config: ModelConfig, name: str) -> Inputs | None:
-    """Returns rows of ids, padded on the right to a bucket of lengths, as an encoder's inputs.
+def padded_source(source: Sources | None, config: ModelConfig, name: str) -> Inputs | None:
+    """Converts the sources of all batch elements to the inputs of an encoder.
 
-    An array is not padded.
+    Lists are padded on the right to one of a few lengths. Arrays are not padded.
 
     Args:
-        source: rows of ids of any lengths, or an array [batch, length].
+        source: a list of ids [length] or of vectors [length, features], or one array with a batch
+            axis.
         config: the model's config.
         name: the name of the model's class.
 
     Returns:
-        The source; None if the model reads none.
+        The inputs of the encoder; None for a model without a source.
 
     Raises:
-        ValueError: there is no source, or one is empty, too long or has an unknown id; or the model
-            reads none and there is one.
+        ValueError: The source is missing, empty, too long or of a wrong type, or the model
+            does not accept a source.
     """
     if not config.reads_source:
         if source is not None:
-            raise ValueError(f"source was given, but a {name} reads none")
+            raise ValueError(f"source is not accepted, because {name} does not have an encoder")
         return None
     if source is None:
-        raise ValueError(f"source is None; a {name} reads one: a row of ids for each prompt")
-    if getattr(source, "ndim", None) == 2:
-        check_source(source, config, None, len(source))
-        return Inputs(jnp.asarray(source))
-    vocab_size = config.num_source_ids
-    rows = [
-        row_of_ids(f"source {i}", row, vocab_size, "source_vocab_size")
-        for i, row in enumerate(source)
+        raise ValueError(f"source is missing; {name} needs a source: {_accepted_source(config)}")
+    if getattr(source, "ndim", None) in (2, 3):
+        array = as_array("source", source)
+        check_source(array, config, None, len(array))
+        return Inputs(jnp.asarray(array))
+    sequences = [
+        _source_sequence(f"source {i}", sequence, config) for i, sequence in enumerate(source)
     ]
-    for i, row in enumerate(rows):
-        if not row.size:
-            raise ValueError(f"source {i} is empty; it must have at least one token")
-        if row.size > config.longest_source:
-            raise ValueError(
-                f"source {i} has {row.size} tokens; max_source_length is {config.longest_source}"
-            )
-    if not rows:
-        raise ValueError("source is empty; it must hold a row of ids for each prompt")
-    ids, segments = padded(rows, min(config.longest_source, bucket(max(map(len, rows)))))
-    return Inputs(jnp.asarray(ids), jnp.asarray(segments))
+    if not sequences:
+        raise ValueError("source is empty; it must have one entry for each prompt")
+    if len({sequence.ndim for sequence in sequences}) > 1:
+        raise ValueError("source has both ids and embeddings; give only ids or only embeddings")
+    items, segment_ids = padded(
+        sequences, min(config.longest_source, bucket(max(map(len, sequences))))
+    )
+    return Inputs(jnp.asarray(items), jnp.asarray(segment_ids))
+
+
+def _source_sequence(name: str, sequence: Any, config: ModelConfig) -> np.ndarray:
+    """Converts one source to an array of ids [length] or of vectors [length, features].
+
+    Raises:
+        ValueError: The source is empty, too long or of a wrong type.
+    """
+    try:
+        given = np.asarray(sequence)
+    except ValueError:
+        raise ValueError(
+            f"{name} has positions with different numbers of features; all positions must have the "
+            "same number"
+        ) from None
+    if given.shape[:1] == (0,):
+        raise ValueError(f"{name} is empty; it must have at least one token")
+    if config.num_source_ids and given.ndim != 2:
+        found = id_sequence(name, given, config.num_source_ids, "source_vocab_size")
+    else:
+        found = vector_sequence(name, given, source_width(config))
+    if len(found) > config.longest_source:
+        raise ValueError(
+            f"{name} has {len(found)} tokens, more than max_source_length ({config.longest_source})"
+        )
+    return found
 
 
 def checked_hooks(
@@ -208,20 +280,20 @@ def checked_hooks(
     source_length: int | None = None,
     steps: int | None = None,
 ) -> Hooks:
-    """Returns the hooks for these captures and patches.
+    """Checks captures and patches, and converts them to `Hooks`.
 
     Args:
-        capture: names of points to capture.
+        capture: names of hook points to capture.
         patch: {name: Patch}, or None.
-        points: the names of the model's points.
-        length: the most tokens of a text; None: unlimited.
-        source_length: the most tokens of a source; None: unlimited.
-        steps: the number of tokens to generate; None: the pass generates none, so patches may not
-            have steps.
+        points: the names of the model's hook points.
+        length: largest number of tokens of a text; if None, positions have no upper limit.
+        source_length: largest number of tokens of a source; if None, positions in the source have
+            no upper limit.
+        steps: the number of tokens to generate. If None, patches must not have `steps`.
 
     Raises:
-        ValueError: a name is not in `points`, or a patch is invalid. Inside jit, a position or step
-            that does not exist changes nothing instead.
+        ValueError: A name is not in `points`, or a patch is invalid. Inside jit, a patch at a
+            position or step that does not exist is ignored.
     """
     if isinstance(capture, str):
         raise ValueError(f"capture is {capture!r}; it must be a tuple of names: ({capture!r},)")
@@ -230,10 +302,9 @@ def checked_hooks(
     patch = dict(patch or {})
     for name in (*capture, *patch):
         if name not in points:
-            nearest = get_close_matches(str(name), points, 1, 0)
             raise ValueError(
-                f"no point is named {name!r} (nearest: {nearest[0]!r}); there are "
-                f"{', '.join(points)}"
+                f"no hook point is named {name!r}{did_you_mean(str(name), points)}; the names "
+                f"are {', '.join(points)}"
             )
     for name, entry in patch.items():
         if not isinstance(entry, Patch):
@@ -246,12 +317,14 @@ def checked_hooks(
                     f"patch {name!r}: {part} is a {type(x).__name__}; it must be an array"
                 )
         if entry.steps is not None and steps is None:
-            raise ValueError(f"patch {name!r} has steps; only generate has them: use positions")
-        of_source = name.startswith("encoder.")
-        limit, whose = (source_length, "source") if of_source else (length, "text")
-        positions = _row(f"patch {name!r}: positions", entry.positions)
+            raise ValueError(
+                f"patch {name!r} has steps, which only generate accepts; use positions instead"
+            )
+        source_inputs = name.startswith("encoder.")
+        limit, whose = (source_length, "source") if source_inputs else (length, "text")
+        positions = _index_array(f"patch {name!r}: positions", entry.positions)
         _check_range(f"patch {name!r}: positions", positions, limit, f"tokens of a {whose}")
-        steps_of_patch = _row(f"patch {name!r}: steps", entry.steps)
+        steps_of_patch = _index_array(f"patch {name!r}: steps", entry.steps)
         _check_range(f"patch {name!r}: steps", steps_of_patch, steps, "generated tokens")
         patch[name] = Patch(entry.where, entry.value, positions, steps_of_patch)
     return Hooks(tuple(capture), patch)
@@ -263,51 +336,63 @@ def hooks_of_texts(
     points: Collection[str],
     inputs: Inputs,
 ) -> Hooks:
-    """Returns the hooks of a pass over complete texts; see `checked_hooks`."""
-    length = longest_text(inputs.tokens, inputs.segments)
+    """Returns the hooks for a pass over complete texts; see `checked_hooks`."""
+    length = longest_text(inputs.tokens, inputs.segment_ids)
     source_length = None
     if inputs.source is not None:
-        source_length = longest_text(inputs.source, inputs.source_segments)
+        source_length = longest_text(inputs.source, inputs.source_segment_ids)
     return checked_hooks(capture, patch, points, length=length, source_length=source_length)
 
 
-def _row(name: str, values: Any) -> Int[Array, " values"] | None:
-    """Returns whole numbers as an array of one axis; None remains None."""
+def _index_array(name: str, values: Any) -> Int[Array, " values"] | None:
+    """Converts whole numbers to an array with one axis; None is returned unchanged."""
     if values is None:
         return None
-    row = jnp.asarray(values)
-    if row.ndim != 1 or not jnp.issubdtype(row.dtype, jnp.integer):
-        raise ValueError(f"{name} are {values!r}; they must be a row of whole numbers")
-    return row
+    indices = jnp.asarray(values)
+    if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise ValueError(f"{name} are {values!r}; they must be a list of whole numbers")
+    return indices
 
 
-def _check_range(name: str, row: Array | None, limit: int | None, what: str) -> None:
-    """Raises ValueError if an entry is negative, or not below the limit; None: no limit."""
-    if row is None or isinstance(row, jax.core.Tracer):
+def _check_range(name: str, indices: Array | None, limit: int | None, what: str) -> None:
+    """Raises ValueError if an entry is negative or, with a `limit`, not below the limit."""
+    if indices is None or isinstance(indices, jax.core.Tracer):
         return
-    for value in np.asarray(row):
+    for value in np.asarray(indices):
         if value < 0 or (limit is not None and value >= limit):
             accepted = "they must not be negative"
             if limit is not None:
-                accepted = f"they must be in 0 … {limit - 1}, the {what}"
-            raise ValueError(f"{name} hold {value}; {accepted}")
+                accepted = f"they must be in 0 … {limit - 1} (the {what})"
+            raise ValueError(f"{name} contain {value}; {accepted}")
 
 
-def longest_text(tokens: AnyArray, segments: AnyArray | None) -> int:
-    """Returns the most tokens of a document, without padding if the segments are known."""
-    if segments is None or isinstance(segments, jax.core.Tracer):
+def longest_text(tokens: AnyArray, segment_ids: AnyArray | None) -> int:
+    """Returns the length of the longest document; for traced segment ids, an upper bound."""
+    if segment_ids is None or isinstance(segment_ids, jax.core.Tracer):
         return tokens.shape[1]
-    rows = np.asarray(segments)
-    found = (np.unique(row[row != 0], return_counts=True)[1] for row in rows)
+    sequences = np.asarray(segment_ids)
+    found = (np.unique(sequence[sequence != 0], return_counts=True)[1] for sequence in sequences)
     return max((int(counts.max()) for counts in found if counts.size), default=0)
 
 
-def _check_ids(name: str, tokens: AnyArray, vocab_size: int, embed_dim: int) -> None:
-    is_id = jnp.issubdtype(tokens.dtype, jnp.integer)
-    if tokens.ndim != (2 if is_id else 3) or (not is_id and tokens.shape[2] != embed_dim):
+def _accepted_source(config: ModelConfig) -> str:
+    return _accepted(config.num_source_ids, source_width(config))
+
+
+def _accepted(vocab_size: int, width: int) -> str:
+    """Describes the accepted inputs: features if `vocab_size` is 0, else ids or embeddings."""
+    if not vocab_size:
+        return f"float [batch, length, {width}] (features)"
+    return f"int [batch, length] or float [batch, length, {width}] (embeddings)"
+
+
+def _check_ids(name: str, tokens: AnyArray, vocab_size: int, width: int) -> None:
+    """Raises ValueError unless the model accepts the dtype and shape of the inputs."""
+    is_id = jnp.issubdtype(tokens.dtype, jnp.integer) and tokens.ndim == 2
+    is_vectors = jnp.issubdtype(tokens.dtype, jnp.floating) and tokens.shape[2:] == (width,)
+    if not (is_vectors or (is_id and vocab_size)):
         raise ValueError(
-            f"{name} are {tokens.dtype} {tokens.shape}; they must be int [batch, length] or float "
-            f"[batch, length, {embed_dim}] (embeddings)"
+            f"{name} are {tokens.dtype} {tokens.shape}; they must be {_accepted(vocab_size, width)}"
         )
     if is_id and not isinstance(tokens, jax.core.Tracer) and tokens.size:
         ids = np.asarray(tokens)
@@ -315,21 +400,27 @@ def _check_ids(name: str, tokens: AnyArray, vocab_size: int, embed_dim: int) -> 
         if low < 0 or high >= vocab_size:
             bad = low if low < 0 else high
             limit = "vocab_size" if name == "tokens" else f"{name}_vocab_size"
-            raise ValueError(f"{name} hold id {bad}; {limit} is {vocab_size}")
+            raise ValueError(f"{name} contain id {bad}, but {limit} is {vocab_size}")
 
 
-def check_token_types(types: AnyArray, tokens: AnyArray, num_token_types: int) -> None:
-    """Raises ValueError if the model has no types, a token has none, or one is out of range."""
-    _check_segments("token_types", types, "tokens", tokens)
+def check_token_type_ids(types: AnyArray, tokens: AnyArray, num_token_types: int) -> None:
+    """Raises ValueError if token types do not fit the model or the tokens."""
+    _check_segment_ids("token_type_ids", types, "tokens", tokens)
     if not num_token_types:
-        raise ValueError("token_types were given; num_token_types is 0: this model has none")
+        raise ValueError(
+            "token_type_ids are not accepted, because num_token_types of this model is 0"
+        )
     if not isinstance(types, jax.core.Tracer) and types.size:
         low, high = int(np.min(types)), int(np.max(types))
         if low < 0 or high >= num_token_types:
             bad = low if low < 0 else high
-            raise ValueError(f"token_types hold {bad}; num_token_types is {num_token_types}")
+            raise ValueError(
+                f"token_type_ids contain {bad}, but num_token_types is {num_token_types}"
+            )
 
 
-def _check_segments(name: str, segments: AnyArray | None, of: str, tokens: AnyArray) -> None:
-    if segments is not None and segments.shape != tokens.shape[:2]:
-        raise ValueError(f"{name} are {segments.shape}; {of} are {tokens.shape[:2]}")
+def _check_segment_ids(name: str, segment_ids: AnyArray | None, of: str, tokens: AnyArray) -> None:
+    if segment_ids is not None and segment_ids.shape != tokens.shape[:2]:
+        raise ValueError(
+            f"{name} have shape {segment_ids.shape}, but {of} have shape {tokens.shape[:2]}"
+        )

@@ -1,7 +1,8 @@
 """LoRA: low-rank updates of a model's kernels (Hu et al. 2021).
 
-An adapted kernel is a `LowRankKernel`, which computes y = x W + scale · x A B. An adapter is the
-trainable part of such parameters (`models.trainable`): all A and B.
+An adapted kernel is a `LowRankKernel`, which computes y = x W + scale · x A B. An adapter consists
+of the matrices A and B of all adapted kernels. These matrices are the trainable part of the
+parameters (`models.trainable`).
 """
 
 from dataclasses import replace
@@ -20,17 +21,18 @@ _USUAL = ("query", "value")
 
 
 def adapted_maps(shapes: Any, config: LoraConfig) -> list[str]:
-    """Returns the paths of the adapted maps, such as "blocks/attention/query".
+    """Returns the paths of the adapted linear layers, such as "blocks/attention/query".
 
     Raises:
-        ValueError: no map has one of the configured names, or the rank is too large for a map.
+        ValueError: The config names a linear layer that the model does not have, or the rank is
+            too large for a layer.
     """
     leaves = jax.tree_util.tree_leaves_with_path(shapes, is_leaf=is_kernel)
     names = {_name(path): x for path, x in leaves}
     kernels = {x.removesuffix("/kernel"): names[x] for x in names if x.endswith("/kernel")}
     last = {path: path.rpartition("/")[2] for path in kernels}
-    if config.lora_maps is not None:
-        words = config.lora_maps.split(",")
+    if config.lora_target_modules is not None:
+        words = config.lora_target_modules.split(",")
     elif "query" in last.values():
         words = _USUAL
     else:
@@ -38,30 +40,32 @@ def adapted_maps(shapes: Any, config: LoraConfig) -> list[str]:
     for word in words:
         if not any(_ends(path, word) for path in kernels):
             raise ValueError(
-                f"lora_maps names {word!r}; the maps of this model are "
+                f"lora_target_modules has {word!r}, but the linear layers of this model are "
                 f"{', '.join(dict.fromkeys(last.values()))}"
             )
     found = [path for path in kernels if any(_ends(path, word) for word in words)]
     for path in found:
         most = min(kernels[path].shape[-2:])
         if config.lora_rank is not None and config.lora_rank > most:
-            raise ValueError(f"lora_rank is {config.lora_rank}; of {path} it is at most {most}")
+            raise ValueError(
+                f"lora_rank is {config.lora_rank}; for {path} it must be at most {most}"
+            )
     return found
 
 
 def adapt(key: PRNGKeyArray, params: Any, config: LoraConfig) -> Any:
-    """Returns the parameters with a `LowRankKernel` for each adapted kernel.
+    """Replaces each adapted kernel by a `LowRankKernel`.
 
-    The updates are initially 0: A ~ N(0, 1/in_dim), B = 0.
+    The updates are initially 0: A is drawn from N(0, 1/in_dim), and B is 0.
 
     Args:
         key: a random key.
         params: the parameters.
-        config: selects the maps and the rank.
+        config: selects the linear layers and the rank.
     """
     rank = config.lora_rank
     if rank is None:
-        raise ValueError("lora_rank is None; an adapter needs a rank")
+        raise ValueError("lora_rank is None; set lora_rank to train an adapter")
     names = [f"{path}/kernel" for path in adapted_maps(params, config)]
     keys = dict(zip(names, jax.random.split(key, len(names)), strict=True))
 
@@ -75,7 +79,7 @@ def adapt(key: PRNGKeyArray, params: Any, config: LoraConfig) -> Any:
 
 
 def adapter_shapes(params: Any, config: LoraConfig) -> Any:
-    """Returns the shapes of the adapter, with shardings if the parameters' shapes have them."""
+    """Returns the shapes of the adapter, with shardings if the parameters have shardings."""
     adapter, _ = partition(jax.eval_shape(lambda x: adapt(jax.random.key(0), x, config), params))
 
     def placed(update: LowRankKernel | None, kernel: Any) -> LowRankKernel | None:
@@ -93,7 +97,9 @@ def adapter_shapes(params: Any, config: LoraConfig) -> Any:
 
 
 def low_rank_shardings(kernel: NamedSharding) -> tuple[NamedSharding, NamedSharding]:
-    """Returns the shardings of A and B: A is sharded as W's inputs are, B as its outputs.
+    """Returns the shardings of the matrices A and B, which update a kernel W.
+
+    A is sharded like the inputs of W, and B is sharded like the outputs of W.
 
     Args:
         kernel: the sharding of W.
@@ -105,7 +111,7 @@ def low_rank_shardings(kernel: NamedSharding) -> tuple[NamedSharding, NamedShard
 
 
 def merged(params: Any, adapter: Any) -> Any:
-    """Returns the parameters with the updates of an adapter added to their kernels."""
+    """Adds the updates of an adapter to the kernels of the parameters."""
     return jax.tree.map(
         lambda update, x: x if update is None else dense(replace(update, frozen=x)),
         adapter,
@@ -115,12 +121,12 @@ def merged(params: Any, adapter: Any) -> Any:
 
 
 def merge_adapter(variables: Any) -> Any:
-    """Returns variables in which each `LowRankKernel` is replaced by W + scale · A B.
+    """Replaces each `LowRankKernel` by W + scale · A B.
 
-    The result has the shapes that the model had before `adapt`, so it can be saved and exported.
+    The result has the same shapes as before `adapt`, so it can be saved and exported.
 
     Args:
-        variables: `{"params": …}` or the parameters alone.
+        variables: the variables, `{"params": …}`, or only the parameters.
     """
     return jax.tree.map(lambda x: dense(x) if is_low_rank(x) else x, variables, is_leaf=is_low_rank)
 

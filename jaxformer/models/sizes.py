@@ -1,9 +1,9 @@
-"""Sizes of a model as text."""
+"""Descriptions of the sizes of a model as text."""
 
-from jaxformer.models.config import kind_of
+from jaxformer.models.config import architecture_name
 from jaxformer.models.config.model import ModelConfig
 
-# Labels of the sizes of one stack of layers, by field, in the order of the text.
+# Labels of the sizes of one stack, by config field, in the order in which they are shown.
 _STACK = {
     "num_layers": "layers",
     "embed_dim": "width",
@@ -18,7 +18,7 @@ _MODEL = {"vocab_size": "vocabulary", "max_length": "maximum length"}
 
 
 def describe_sizes(config: ModelConfig) -> list[str]:
-    """Returns the kind and the sizes of a model as lines, one for each stack of layers.
+    """Returns the kind and the sizes of a model as text, one line per stack of layers.
 
     Args:
         config: The model's config.
@@ -28,15 +28,15 @@ def describe_sizes(config: ModelConfig) -> list[str]:
     stacks = {prefix.rstrip("/"): _sizes(x, _STACK) for prefix, x in config.stacks.items()}
     decoder = stacks.pop("")
     if not stacks:
-        return [f"model: {kind_of(config)}, {decoder}, {model}"]
+        return [f"model: {architecture_name(config)}, {decoder}, {model}"]
     parts = {**stacks, "decoder": decoder}
     return [
-        f"model: {kind_of(config)}, {model}",
+        f"model: {architecture_name(config)}, {model}",
         *(f"{name}: {sizes}" for name, sizes in parts.items()),
     ]
 
 
 def _sizes(config: ModelConfig, labels: dict[str, str]) -> str:
-    """Returns the sizes that a config has."""
+    """Formats the sizes in a config, such as the number of layers, as a line of text."""
     sizes = {label: getattr(config, name, None) for name, label in labels.items()}
     return ", ".join(f"{label} {size:,}" for label, size in sizes.items() if size is not None)

@@ -1,7 +1,7 @@
 """Partition of a model's parameters into trainable and frozen leaves.
 
 Both parts have the structure of the parameters, with None in place of the leaves of the other part.
-None is an empty tree to JAX, so optimizers and gradients skip it.
+JAX treats None as an empty tree, so optimizers and gradients skip these leaves.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from jaxformer.functional.linear.low_rank import is_low_rank
 
 
 def partition(params: Any) -> tuple:
-    """Returns (trainable, frozen).
+    """Splits parameters into (trainable, frozen).
 
-    If some kernels are a `LowRankKernel`, only their A and B are trainable. Otherwise all
-    parameters are.
+    If some kernels are `LowRankKernel`s, only their A and B are trainable. If no kernel is a
+    `LowRankKernel`, all parameters are trainable.
 
     Args:
         params: the parameters, or a tree of their shapes or shardings.
@@ -41,7 +41,7 @@ def num_trainable(params: Any) -> int:
 
 
 def combine(trainable: Any, frozen: Any) -> Any:
-    """Returns the parameters of two parts: the inverse of `partition`."""
+    """Combines the trainable and the frozen part; the inverse of `partition`."""
     return jax.tree.map(
         lambda x, y: y if x is None else x, trainable, frozen, is_leaf=lambda x: x is None
     )
@@ -55,7 +55,8 @@ def trainable_value_and_grad(function: Callable, *, has_aux: bool = False) -> Ca
         has_aux: see `jax.value_and_grad`.
 
     Returns:
-        A function of the same arguments. Its gradient has None in place of frozen leaves.
+        A function of the same arguments that returns the value and the gradient. The gradient has
+        None in place of frozen leaves.
     """
 
     def value_and_grad(params: Any, *arguments: Any) -> Any:

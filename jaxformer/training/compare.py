@@ -11,26 +11,27 @@ from matplotlib.figure import Figure
 
 from jaxformer.artifacts.files import write_figure
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.models.config import kind_of
+from jaxformer.models.config import architecture_name
 from jaxformer.models.parameters import parameter_count
 from jaxformer.training.config import Inputs, TrainingConfig
 from jaxformer.training.log import finish, held_out_scores, smoothed
 from jaxformer.training.run_folders import read_run
-from jaxformer.training.tasks import task_of
+from jaxformer.training.tasks import task_class
 from jaxformer.training.tasks.task import Measure
 
 
 class Compared(NamedTuple):
-    """A run to compare.
+    """A run in a comparison.
 
     Attributes:
-        name: The name of its folder, or its path if two folders have the same name.
-        inputs: The files that it reads.
-        config: Its settings.
-        measure: The figure of its task, in addition to the loss.
+        name: The name of the run's folder, or the path if two folders have the same name.
+        inputs: The files that the run reads.
+        config: The settings of the run.
+        measure: The metric that the run's task reports in addition to the loss.
         metrics: The lines of metrics.jsonl.
-        text: What tells its text from other texts: the list of its documents, or else its inputs.
-        vocabulary: The digest of its tokenizer; None: it has no tokenizer yet.
+        text: An identifier of the text: a digest of the run's list of documents, or the input paths
+            if the run has no such list.
+        vocabulary: A digest of the tokenizer, or None if the run folder has no tokenizer.
     """
 
     name: str
@@ -43,10 +44,10 @@ class Compared(NamedTuple):
 
 
 def read_runs(paths: list[Path]) -> list[Compared]:
-    """Reads runs from their folders.
+    """Reads the configs and metrics of runs from their folders.
 
     Raises:
-        ValueError: A folder holds no run, or a run has no training loss yet.
+        ValueError: A folder is not a run folder, or a run has no training loss yet.
     """
     names = [path.resolve().name for path in paths]
     runs = []
@@ -56,11 +57,11 @@ def read_runs(paths: list[Path]) -> list[Compared]:
         metrics = folder.read_metrics()
         if not any("loss" in line for line in metrics):
             raise ValueError(
-                f"{path} has no figures yet: {folder.metrics.name} has no line with a loss; "
+                f"{path} has no losses yet ({folder.metrics.name} has no line with a loss); "
                 "compare the run after its first updates"
             )
         name = name if names.count(name) == 1 else str(path)
-        measure = task_of(config).measure
+        measure = task_class(config).measure
         documents, tokenizer = map(_digest, (folder.documents, folder.tokenizer))
         text = documents or (inputs.text, inputs.source, inputs.target)
         runs.append(Compared(name, inputs, config, measure, metrics, text, tokenizer))
@@ -72,9 +73,9 @@ def _digest(path: Path) -> bytes | None:
 
 
 def difference(runs: list[Compared]) -> str | None:
-    """Returns why the losses of the runs are not comparable; None: they are.
+    """Returns why the losses of the runs are not comparable, or None if they are comparable.
 
-    A loss is in nats per token, so it depends on the text and on what a token is.
+    A loss in nats per token depends on the text and the tokenizer.
     """
     found = {
         "objectives": [run.measure for run in runs],
@@ -86,7 +87,7 @@ def difference(runs: list[Compared]) -> str | None:
 
 
 def summary(run: Compared) -> dict:
-    """Returns the size, the last losses and the speed of a run."""
+    """Returns a run's number of parameters, last losses and training speed."""
     trained = [line for line in run.metrics if "loss" in line]
     speeds = [line["tokens_per_second"] for line in trained if "tokens_per_second" in line]
     seconds = [line["seconds"] for line in trained if "seconds" in line]
@@ -101,9 +102,9 @@ def summary(run: Compared) -> dict:
 
 
 def changed(runs: list[Compared]) -> dict[str, list]:
-    """Returns the inputs and settings that differ between the runs, with the value of each run.
+    """Returns the inputs and settings that differ between runs, with each run's value.
 
-    A field that the config of some run lacks is omitted.
+    A field that is missing from some run's config is omitted.
     """
     first, *others = settings = [_settings(run) for run in runs]
     names = [name for name in first if all(name in other for other in others)]
@@ -112,22 +113,24 @@ def changed(runs: list[Compared]) -> dict[str, list]:
 
 
 def _settings(run: Compared) -> dict:
-    """Returns the fields of a run's config by flag name, its inputs and its base checkpoint."""
+    """Returns the inputs, the base checkpoint and the other settings of a run, by flag name."""
     config, (text, source, target, origin) = run.config, run.inputs
     paths = {"text": " ".join(map(str, text)) or None, "source": source, "target": target}
-    paths["from"] = None if origin is None else origin.path
+    paths["init_from"] = None if origin is None else origin.path
     parts = {name: getattr(config, name) for name in ("model", "optimizer", "execution", "lora")}
     plain = {x: getattr(config, x) for x in config.__dataclass_fields__ if x not in parts}
     inner = {x: getattr(part, x) for part in parts.values() for x in part.__dataclass_fields__}
-    inner["learning_rate"] = config.optimizer.peak  # the field is None for the default
-    return {"model": kind_of(config.model), **paths, **plain, **inner}
+    # In the config, None means the default learning rate.
+    inner["learning_rate"] = config.optimizer.peak
+    return {"model": architecture_name(config.model), **paths, **plain, **inner}
 
 
 def draw(runs: list[Compared], path: Path) -> None:
-    """Draws the training losses by step and by time, and the held-out losses by step.
+    """Plots the training losses by step and by time, and the held-out losses by step.
 
-    A picture of runs that cannot be compared says so. The axes end above the first losses, so that
-    a run that diverged does not hide the others; its legend entry says how far it went.
+    If the losses are not comparable, the title gives the reason. The y axes end just above the
+    first losses, so that a diverged run does not hide the other curves. The legend entry of a
+    diverged run shows the run's largest loss.
     """
     figure = Figure(figsize=(14, 4), layout="constrained")
     by_step, by_time, held_out = figure.subplots(1, 3)
@@ -138,12 +141,14 @@ def draw(runs: list[Compared], path: Path) -> None:
         by_step.plot(steps, curve, **style)
         both = zip((x for x in run.metrics if "loss" in x), curve, strict=True)
         timed = [(line["seconds"] / 60, loss) for line, loss in both if "seconds" in line]
-        marker = "." if len(timed) < 10 else None  # a line through one point is invisible
+        # A line through a single point is invisible.
+        marker = "." if len(timed) < 10 else None
         by_time.plot(*np.transpose(timed or np.empty((0, 2))), marker=marker, **style)
         for points in held_out_scores(run.metrics, run.measure.name).values():
             steps, losses, _ = zip(*points, strict=True)
             held_out.plot(steps, losses, marker="o", **style)
-            style.pop("label", None)  # a run may have two curves, but has one legend entry
+            # A run may have two curves, but it needs only one legend entry.
+            style.pop("label", None)
     by_step.set(xlabel="step", ylabel="loss (nats per token)", title="training loss by step")
     by_time.set(xlabel="minutes of training", title="training loss by time")
     held_out.set(xlabel="step", title="held-out loss")
@@ -151,12 +156,12 @@ def draw(runs: list[Compared], path: Path) -> None:
         finish(axes)
         _limit(axes, top)
     why = difference(runs)
-    title = f"{why}: these losses cannot be compared" if why else ""
+    title = f"The losses are not comparable: {why}" if why else ""
     write_figure(figure, title, path, dpi=120)
 
 
 def _limit(axes: Axes, top: float) -> None:
-    """Ends the y axis at `top`, if a curve is higher."""
+    """Limits the y axis to `top` if a curve is higher."""
     losses = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
     if len(losses) and losses.max() > top:
         lowest = losses.min()
@@ -164,13 +169,13 @@ def _limit(axes: Axes, top: float) -> None:
 
 
 def _curve(run: Compared) -> tuple[list[int], list[float]]:
-    """Returns the steps of a run and its smoothed training loss."""
+    """Returns the steps of a run and the smoothed training loss at each step."""
     trained = [line for line in run.metrics if "loss" in line]
     return [line["step"] for line in trained], smoothed([line["loss"] for line in trained])
 
 
 def _label(run: Compared, top: float) -> str:
-    """Returns the legend entry of a run: its name, and how it diverged if it did."""
+    """Returns the legend entry of a run: the name and, if the run diverged, the largest loss."""
     label = run.name if len(run.name) <= 32 else f"…{run.name[-31:]}"
     largest = max(_curve(run)[1])
     bad = [line["step"] for line in run.metrics if "not_finite" in line]

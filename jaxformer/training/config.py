@@ -1,7 +1,7 @@
 """Configs of training runs: frozen dataclasses.
 
 Every field here and in the model's config is a flag of `jaxformer train`. This module does not
-import JAX, so that the command line starts quickly.
+import JAX, because the command line must start quickly.
 """
 
 import math
@@ -24,11 +24,12 @@ from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Needs, is_given, is_one_of
 
 Model = TypeVar("Model", bound=ModelConfig)
-LARGEST_FLOAT = 2.0**127  # the largest float32, up to a factor of 2
+# Numbers up to this limit fit into float32, which overflows only at twice the limit.
+LARGEST_FLOAT = 2.0**127
 
 
 def check_seed(seed: int) -> None:
-    """Checks that a seed fits into 32 bits, so that every seed gives a different random key.
+    """Checks that a seed fits into 32 bits, so that different seeds give different random keys.
 
     Raises:
         ValueError: `seed` is not in 0 … 2^32 - 1.
@@ -43,20 +44,21 @@ def _check(
     is_accepted: Callable[[float], bool],
     accepted: str,
 ) -> None:
-    """Raises ValueError if the value of a field is not accepted; None passes."""
+    """Raises ValueError unless a field is None or `is_accepted` returns True for its value."""
     value = getattr(config, name)
     if value is not None and not is_accepted(value):
         raise ValueError(f"{name} is {value}; it must be {accepted}")
 
 
 class Inputs(NamedTuple):
-    """Inputs of a run, as in config.json: either `text`, or `source` with or without `target`.
+    """Inputs of a run: either `text`, or `source` and an optional `target`.
 
     Attributes:
-        text: Files and folders. Empty: Python's standard library, unless there is a source.
-        source: The file of sources, or of both sides.
-        target: The file of targets; None: `source` holds both sides.
-        origin: The checkpoint from which the weights and the tokenizer come; None: both are new.
+        text: Files and folders. If `text` and `source` are empty, the run reads Python's standard
+            library.
+        source: The file of source sentences, or of pairs of source and target sentences.
+        target: The file of target sentences; None if `source` has the pairs.
+        origin: The checkpoint that provides the weights and the tokenizer; None for a new model.
     """
 
     text: tuple[Path, ...] = ()
@@ -65,9 +67,9 @@ class Inputs(NamedTuple):
     origin: Origin | None = None
 
 
-# Default peak learning rate of each optimizer. An update of Adafactor is relative to the size of
-# the parameters, so its learning rate is larger: at most 0.01 in Shazeer & Stern 2018, §8. Lion's
-# is a third of AdamW's (Chen et al. 2023, §5). Muon's updates are scaled to the size of Adam's.
+# Default peak learning rate of each optimizer. Adafactor scales its updates by the size of the
+# parameters, so its rate is larger: at most 0.01 in Shazeer & Stern 2018, §8. Lion needs a third of
+# AdamW's rate (Chen et al. 2023, §5). Muon's updates are scaled to the size of Adam's updates.
 LEARNING_RATES = {"adamw": 6e-4, "lion": 2e-4, "adafactor": 0.01, "muon": 6e-4}
 
 
@@ -75,7 +77,7 @@ LEARNING_RATES = {"adamw": 6e-4, "lion": 2e-4, "adafactor": 0.01, "muon": 6e-4}
 class OptimizerConfig:
     """Settings of the optimizer and of the learning rate's warm-up and decay.
 
-    Without `learning_rate`, the peak is the optimizer's default in `LEARNING_RATES`.
+    The default of `learning_rate` depends on the optimizer (see `LEARNING_RATES`).
     """
 
     needs: ClassVar[Needs] = {
@@ -86,30 +88,31 @@ class OptimizerConfig:
 
     optimizer: Literal["adamw", "lion", "adafactor", "muon"] = "adamw"
     """AdamW (Loshchilov & Hutter 2019), Lion (Chen et al. 2023), Adafactor (Shazeer & Stern 2018),
-    or Muon (Jordan 2024) for all kernels except the head's, with AdamW for the rest"""
+    or Muon (Jordan 2024). Muon updates all kernels except the output head; AdamW updates the
+    rest"""
     schedule: Literal["cosine", "linear", "warmup-stable-decay"] = "cosine"
-    """how the learning rate falls after the warm-up; warmup-stable-decay first stays at the peak"""
+    """decay of the learning rate after the warm-up; warmup-stable-decay stays at the peak first"""
     learning_rate: float | None = None
     """peak learning rate"""
     warmup_steps: int = 100
-    """steps over which the learning rate rises linearly from 0; fewer than the steps of the run"""
+    """steps of the linear warm-up of the learning rate from 0; fewer than the steps of the run"""
     decay_fraction: float = 0.2
-    """fraction of the run, at its end, over which warmup-stable-decay falls; it never falls during
-    the warm-up steps of a run that is limited by steps"""
+    """fraction of the run, at its end, over which warmup-stable-decay decays. With --steps, the
+    decay starts after the warm-up at the earliest"""
     final_fraction: float = 0.1
-    """learning rate at the end of the run as a fraction of the peak"""
+    """final learning rate as a fraction of the peak"""
     weight_decay: float = 0.1
-    """weight decay, applied to matrices only, not to biases and scales"""
+    """weight decay of matrices; biases and scales have no weight decay"""
     beta1: float = 0.9
-    """decay rate of the gradient's moving average (unused by Adafactor and by Muon's kernels)"""
+    """decay rate of the gradient's moving average (unused by Adafactor and Muon)"""
     beta2: float = 0.95
     """decay rate of the squared gradient's moving average; for Lion, of the gradient's moving
-    average (unused by Adafactor and by Muon's kernels)"""
+    average (unused by Adafactor and Muon)"""
     clip_norm: float = 1.0
-    """largest global norm of the gradient; a larger gradient is scaled down to it"""
-    average_decay: float | None = None
-    """decay rate of a moving average of the weights, which is used for scores, samples and loading;
-    None: no average"""
+    """largest global norm of the gradient; a gradient with a larger norm is scaled down"""
+    ema_decay: float | None = None
+    """decay rate of an exponential moving average of the weights. Evaluation, samples and loading
+    use the average; default: no average"""
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -120,9 +123,9 @@ class OptimizerConfig:
         _check(self, "decay_fraction", lambda x: 0 < x <= 1, "in (0, 1]")
         check_fraction(self, "beta1", "beta2")
         _check(self, "weight_decay", lambda x: 0 <= x < math.inf, "at least 0 and finite")
-        _check(self, "average_decay", lambda x: 0 < x < 1, "in (0, 1)")
+        _check(self, "ema_decay", lambda x: 0 < x < 1, "in (0, 1)")
         _check(self, "clip_norm", lambda x: x > 0, "above 0")
-        # JSON has no infinity, and no norm exceeds the largest float32.
+        # JSON cannot represent infinity, and no norm exceeds the largest float32.
         object.__setattr__(self, "clip_norm", min(self.clip_norm, LARGEST_FLOAT))
 
     @property
@@ -133,16 +136,16 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class MeshSizes:
-    """Number of devices along each axis of a mesh (see `models.mesh`)."""
+    """Number of devices along each axis of a mesh (see `models.sharding.parameters`)."""
 
     data: int = 1
-    """devices that divide the batch"""
+    """devices over which the batch is split"""
     fsdp: int = 1
-    """devices that divide the batch and the parameters"""
+    """devices over which the batch and the parameters are split"""
     expert: int = 1
-    """devices that divide the batch and the experts of each layer"""
+    """devices over which the batch and the experts of each layer are split"""
     tensor: int = 1
-    """devices that divide the computation of each layer"""
+    """devices over which the computation of each layer is split"""
 
     def __post_init__(self) -> None:
         """Checks the sizes."""
@@ -151,25 +154,25 @@ class MeshSizes:
 
     @property
     def parts(self) -> int:
-        """Number of parts into which the mesh divides a batch."""
+        """Number of shards of each batch on the mesh."""
         return self.data * self.fsdp * self.expert
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that train a model together; without a coordinator, only this one."""
+    """Settings of training with several processes. If `coordinator` is None, one process trains."""
 
     needs: ClassVar[Needs] = {"process_timeout": (is_given("coordinator"),)}
 
     coordinator: str | None = None
-    """HOST:PORT of process 0, if several processes train together, or "auto" on Slurm, Open MPI,
-    Kubernetes or a TPU pod; None: this process alone"""
+    """HOST:PORT of process 0, to train with several processes, or "auto" on Slurm, Open MPI,
+    Kubernetes or a TPU pod; default: a single process"""
     num_processes: int | None = None
-    """number of processes; None: the cluster's setting"""
+    """number of processes; default: detected from the cluster"""
     process_id: int | None = None
-    """number of this process, from 0; None: the cluster's setting"""
+    """index of this process, from 0; default: detected from the cluster"""
     process_timeout: int = 300
-    """seconds to wait until all processes have connected"""
+    """seconds to wait for all processes to connect"""
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -179,15 +182,15 @@ class Processes:
             if given != (None, None):
                 raise ValueError(
                     f"num_processes and process_id are {given}, but coordinator is "
-                    f"{self.coordinator!r}; with them it must be the HOST:PORT of process 0"
+                    f"{self.coordinator!r}; it must be the HOST:PORT of process 0"
                 )
             return
         host, _, port = self.coordinator.rpartition(":")
         if not host or not port.isdecimal():
-            raise ValueError(f"coordinator is {self.coordinator!r}; it must be HOST:PORT or auto")
+            raise ValueError(f'coordinator is {self.coordinator!r}; it must be HOST:PORT or "auto"')
         if self.num_processes is None or self.process_id is None:
             raise ValueError(
-                f"num_processes and process_id are {given}; with a coordinator, set both of them"
+                f"num_processes and process_id are {given}; with a coordinator, set both"
             )
         if not 0 <= self.process_id < self.num_processes:
             raise ValueError(
@@ -197,129 +200,146 @@ class Processes:
 
 @dataclass(frozen=True)
 class RunConfig(Generic[Model]):
-    """Config of a run with any objective and any batches: the model and the course of the run."""
+    """Config of a run: the model, the length of the training and all training settings."""
 
     model: Model
     execution: Execution = field(default_factory=Execution)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     mesh: MeshSizes | None = None
-    """devices per axis: data=2,fsdp=4; None: data=N for all N available devices"""
+    """devices per axis, such as data=2,fsdp=4; default: data=N for all N available devices"""
     steps: int | None = 1000
-    """total number of updates; None: only the minutes limit the run"""
-    minutes: float | None = None
-    """minutes of training, without compilation, evaluation and saving; None: only the steps limit
-    the run"""
+    """total number of updates; default: only --max-minutes limits the run"""
+    max_minutes: float | None = None
+    """minutes of training. Compilation, evaluation and saving are excluded; default: only --steps
+    limits the run"""
     seed: int = 0
     """seed for initialisation, data order, dropout and samples"""
     evaluate_every: int = 250
-    """steps between evaluations on the held-out data"""
+    """steps between evaluations on held-out data"""
     checkpoint_every: int = 250
     """steps between checkpoints"""
-    keep: int = 2
+    max_to_keep: int = 2
     """number of newest checkpoints to keep"""
-    keep_every: int | None = None
-    """also keep the checkpoints of steps that are multiples of this; None: only the newest"""
+    keep_period: int | None = None
+    """also keep checkpoints of steps that are multiples of this number; default: keep only the
+    newest"""
     non_finite: Literal["stop", "skip"] = "stop"
-    """if the loss or the gradient is not finite: stop the run, or skip the update"""
+    """action if the loss or the gradient is not finite: stop the run, or skip the update"""
     trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
-    """experiment trackers that receive the lines of metrics.jsonl"""
+    """experiment trackers that receive the metrics"""
     profile: bool = False
-    """write a trace of a few updates, for TensorBoard or Perfetto, into the run folder"""
+    """write a trace of a few updates into the run folder, for TensorBoard or Perfetto"""
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         check_fields(self)
-        check_at_least(1, self, "evaluate_every", "checkpoint_every", "keep_every")
+        check_at_least(1, self, "evaluate_every", "checkpoint_every", "keep_period")
         _check(self, "steps", lambda x: x >= 1, "at least 1")
         if type(self.model) not in KINDS.values():
             raise ValueError(
                 f"model is {shown(self.model)}; it must be the config of a model, such as "
                 "DecoderConfig"
             )
-        _check(self, "minutes", lambda x: 0 < x < 1e6, "above 0 and finite")
-        if self.steps is None and self.minutes is None:
-            raise ValueError("steps and minutes are None; one of them must limit the run")
-        _check(self, "keep", lambda x: x >= 2, "at least 2, since the newest may be damaged")
+        _check(self, "max_minutes", lambda x: 0 < x < 1e6, "above 0 and finite")
+        if self.steps is None and self.max_minutes is None:
+            raise ValueError(
+                "steps and max_minutes are both None; set at least one to limit the run"
+            )
+        _check(
+            self,
+            "max_to_keep",
+            lambda x: x >= 2,
+            "at least 2, because the newest checkpoint may be damaged",
+        )
         check_seed(self.seed)
 
 
 @dataclass(frozen=True)
 class TrainingConfig(RunConfig[Model]):
-    """Base class of the configs of `jaxformer train`: everything that its losses depend on.
+    """Base class of the configs of `jaxformer train`, with all settings that affect the losses.
 
-    The subclasses add the settings of the data and of its batches.
+    Subclasses add the settings of the data and the batches.
     """
 
-    accumulate: int = 1
+    gradient_accumulation_steps: int = 1
     """micro-batches per update"""
-    held_out: float | None = None
-    """fraction to hold out; None: 0.05 of the text, but at least 500 kB (or 0.1, if that is less)
-    and at most 10 MB; 0.05 of the pairs, but at most 1,000"""
+    validation_fraction: float | None = None
+    """fraction of the data to hold out; default: 0.05, but for text at least 500 kB (or 0.1, if
+    that is less) and at most 10 MB, and for pairs at most 1,000 pairs"""
     label_smoothing: float = 0.0
-    """share of the target probability that is spread over all tokens"""
+    """probability that label smoothing distributes uniformly over all tokens"""
     parse_special: bool = False
-    """read special tokens that the text spells out, such as <|im_start|>, as these tokens; the run
-    then reads prompts and evaluated texts in the same way. False: they are plain text"""
+    """read special tokens that are spelled out in the text, such as <|im_start|>, as special
+    tokens, also in prompts and evaluated texts. If false, their spelling is plain text"""
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
-        check_at_least(1, self, "accumulate")
+        check_at_least(1, self, "gradient_accumulation_steps")
         check_fraction(self, "label_smoothing")
-        _check(self, "held_out", lambda x: 0 < x <= 0.5, "in (0, 0.5]")
+        _check(self, "validation_fraction", lambda x: 0 < x <= 0.5, "in (0, 0.5]")
 
 
 @dataclass(frozen=True)
-class TextTraining(TrainingConfig[Model]):
-    """Config of a run that reads windows of text and predicts each next token."""
+class WindowTraining(TrainingConfig[Model]):
+    """Base class of the configs of runs whose batches are sequences of one length."""
 
-    text_field: str = "text"
-    """field or column with the text, in records (.jsonl, .parquet, hf:)"""
     batch_size: int = 16
-    """windows per micro-batch"""
+    """sequences per micro-batch; for preferences, pairs of sequences"""
     window_length: int | None = None
-    """tokens per window; None: max_length"""
-    packing: Literal["windows", "documents"] = "windows"
-    """windows: pieces of the text; documents: in a window, no document attends to another"""
-    evaluation_windows: int = 128
-    """held-out windows per evaluation, the same each time; the last one scores all the text too"""
-    sample_tokens: int = 200
-    """tokens in the sample that each evaluation writes; 0: no sample"""
+    """tokens per sequence; default: max_length"""
 
     def __post_init__(self) -> None:
         """Checks the settings."""
         super().__post_init__()
-        check_at_least(1, self, "batch_size", "evaluation_windows")
-        check_at_least(0, self, "sample_tokens")
-        if self.mesh is not None:
-            parts = self.mesh.parts
-            accepted = f"a multiple of data × fsdp × expert ({parts})"
-            _check(self, "batch_size", lambda x: x % parts == 0, accepted)
+        check_at_least(1, self, "batch_size")
+        if (mesh := self.mesh) is not None:
+            accepted = f"a multiple of data × fsdp × expert ({mesh.parts})"
+            _check(self, "batch_size", lambda x: x % mesh.parts == 0, accepted)
         longest = self.model.max_length
         if longest < 2:
             raise ValueError(f"max_length is {longest}; training needs at least 2")
         if self.model.prefix:
             raise ValueError(
-                f"prefix is {self.model.prefix}; it must be 0, because training predicts every "
-                "token, and a model does not predict the tokens of a prefix"
+                f"prefix is {self.model.prefix}; it must be 0 for training, because a model "
+                "does not predict the tokens of a prefix"
             )
-        if not self.model.causal:
-            raise ValueError("causal is False; training on next tokens needs a causal model")
         _check(self, "window_length", lambda x: 1 <= x <= longest, f"in 1 … max_length ({longest})")
 
     @property
     def window(self) -> int:
-        """Tokens per window."""
+        """Tokens per sequence."""
         return self.window_length or self.model.max_length
 
 
 @dataclass(frozen=True)
-class HiddenTraining(TextTraining[Model]):
-    """Config of a run that reads windows of text and predicts tokens that are hidden in them."""
+class TextTraining(WindowTraining[Model]):
+    """Config of a run that trains on windows of text and predicts each next token."""
+
+    text_field: str = "text"
+    """field or column that holds the text, in records (.jsonl, .parquet, hf:)"""
+    packing: Literal["windows", "documents"] = "windows"
+    """windows: any stretch of the text; documents: tokens attend only to their own document"""
+    evaluation_windows: int = 128
+    """held-out windows per evaluation, the same each time. The last evaluation also scores all
+    held-out text"""
+    sample_tokens: int = 200
+    """tokens in the sample that each evaluation writes; 0 to write no sample"""
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        super().__post_init__()
+        check_at_least(1, self, "evaluation_windows")
+        check_at_least(0, self, "sample_tokens")
+
+
+@dataclass(frozen=True)
+class MaskedTokensTraining(TextTraining[Model]):
+    """Config of a run that trains on windows of text and predicts masked tokens."""
 
     mask_rate: float = 0.15
-    """share of the tokens that are hidden"""
+    """fraction of tokens to mask"""
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -328,20 +348,69 @@ class HiddenTraining(TextTraining[Model]):
 
 
 @dataclass(frozen=True)
+class RecordTraining(WindowTraining[Model]):
+    """Base class of the configs of runs that tune a checkpoint on records.
+
+    Records that are longer than a sequence are cut.
+    """
+
+    chat_template: str | None = None
+    """file with a chat template in jinja2, for records with messages; default: the template of the
+    checkpoint, or a plain one that the run folder then contains"""
+    evaluation_records: int = 128
+    """held-out records per evaluation, the same each time. The last evaluation also scores all
+    held-out records"""
+    sample_tokens: int = 64
+    """largest number of tokens in each of the five answers that each evaluation writes; 0 to write
+    no answers"""
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        super().__post_init__()
+        check_at_least(1, self, "evaluation_records")
+        check_at_least(0, self, "sample_tokens")
+
+
+@dataclass(frozen=True)
+class TuningTraining(RecordTraining[Model]):
+    """Config of a run that tunes a checkpoint on prompts with completions, or on messages."""
+
+    loss_on: Literal["completions", "all"] = "completions"
+    """tokens to learn: completions (what the assistant says), or all"""
+    packing: Literal["records", "none"] = "records"
+    """records: several records share a sequence, and none sees another; none: one in each"""
+
+
+@dataclass(frozen=True)
+class PreferenceTraining(RecordTraining[Model]):
+    """Config of a run that tunes a checkpoint on pairs of a better and a worse answer (DPO)."""
+
+    dpo_beta: float = 0.1
+    """β of DPO; a larger value keeps the model closer to the checkpoint"""
+
+    def __post_init__(self) -> None:
+        """Checks the settings."""
+        super().__post_init__()
+        _check(self, "dpo_beta", lambda x: 0 < x < math.inf, "above 0 and finite")
+        _check(self, "label_smoothing", lambda x: x == 0, "0, because DPO has no targets to smooth")
+
+
+@dataclass(frozen=True)
 class PairTraining(TrainingConfig[Model]):
-    """Config of a run that reads sources and predicts the target of each."""
+    """Config of a run that trains on pairs and predicts the target from the source."""
 
     batch_tokens: int = 2048
-    """tokens per micro-batch on each side, padding included"""
+    """tokens per micro-batch on each side, including padding"""
     lengths: int = 6
-    """number of different batch lengths; more of them need less padding and longer compilation; a
-    run of N minutes has at most N + 2 unless this is given"""
+    """number of different batch lengths. With more lengths, batches have less padding and
+    compilation takes longer. A run of N minutes uses at most N + 2 lengths by default"""
     lowercase: bool = False
-    """convert all text to lower case, on both sides"""
+    """convert the text of both sides to lower case"""
     evaluation_pairs: int = 128
-    """held-out pairs per evaluation, the same each time; the last one scores all pairs too"""
+    """held-out pairs per evaluation, the same each time. The last evaluation also scores all
+    held-out pairs"""
     bleu_tokenize: str | None = None
-    """sacrebleu's tokenizer for BLEU, such as zh for Chinese; None: 13a, its default"""
+    """sacrebleu's tokenizer for BLEU, such as zh for Chinese; default: 13a"""
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -351,19 +420,29 @@ class PairTraining(TrainingConfig[Model]):
         if self.bleu_tokenize is not None:
             from jaxformer.training.evaluate import bleu_metric
 
-            bleu_metric(self.bleu_tokenize)  # raises ValueError for an unknown name
+            # This call raises ValueError for an unknown tokenizer.
+            bleu_metric(self.bleu_tokenize)
 
 
-# Fields that may change when a run is resumed: its length and its reports, not its computation.
-RESUMABLE = ("steps", "minutes", "evaluate_every", "evaluation_windows", "evaluation_pairs", "mesh")
-RESUMABLE += ("bleu_tokenize", "checkpoint_every", "keep", "keep_every", "sample_tokens")
+# A resumed run may change these fields. These fields set the length of the run, its reports and its
+# execution on devices.
+RESUMABLE = (
+    "steps",
+    "max_minutes",
+    "evaluate_every",
+    "evaluation_windows",
+    "evaluation_pairs",
+    "evaluation_records",
+    "mesh",
+)
+RESUMABLE += ("bleu_tokenize", "checkpoint_every", "max_to_keep", "keep_period", "sample_tokens")
 RESUMABLE += ("trackers", "profile", *Execution.__dataclass_fields__)
 
 Section = ModelConfig | Execution | OptimizerConfig | LoraConfig
 
 
 def differences(old: RunConfig | Section, new: RunConfig | Section) -> dict[str, tuple]:
-    """Returns the fields that differ, also those in sections, by the flag's name: (old, new)."""
+    """Returns {flag: (old, new)} for each field that differs, including fields of sections."""
     changed = {}
     for name in old.__dataclass_fields__:
         before, after = getattr(old, name), getattr(new, name)

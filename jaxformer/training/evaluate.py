@@ -1,4 +1,4 @@
-"""Scores of models on text, on hidden tokens and on pairs of sentences.
+"""Evaluation of models on text, on masked tokens and on sentence pairs.
 
 Reference:
     BLEU: Papineni et al. 2002. sacrebleu: Post 2018.
@@ -16,7 +16,7 @@ import numpy as np
 from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.models.language_model import LanguageModel, Variables
-from jaxformer.training.batch import Batch, Ids, OnScored, Rows, noop, num_targets
+from jaxformer.training.batch import Batch, Ids, Indexed, OnScored, noop, num_targets
 from jaxformer.training.data.pairs import PairBatches
 from jaxformer.training.data.windows import EvaluationWindows
 from jaxformer.training.objectives import Scalar, summed_correct, summed_loss
@@ -25,19 +25,21 @@ if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
 
 
-_BatchSums = tuple[Scalar, Scalar]  # (Σ loss, number of correct targets)
+# The summed loss, and the number of correctly predicted targets.
+_BatchSums = tuple[Scalar, Scalar]
 
 
 class Evaluation(NamedTuple):
-    """Score of a model on a text.
+    """Scores of a model on a text.
 
     Attributes:
-        loss: Nats per token.
+        loss: Mean loss in nats per token.
         perplexity: e^loss.
-        bits_per_byte: The total loss in bits, divided by the bytes of the text. It compares models
-            with different tokenizers, and compressors.
+        bits_per_byte: The total loss in bits divided by the bytes of the text. Bits per byte are
+            comparable between models with different tokenizers, and between models and compression
+            programs.
         tokens: The number of scored tokens.
-        bytes: The number of bytes that they encode.
+        bytes: The number of bytes that the scored tokens encode.
     """
 
     loss: float
@@ -51,9 +53,10 @@ class LossSums(NamedTuple):
     """Sums over the scored targets.
 
     Attributes:
-        loss: Σ loss in nats.
+        loss: The summed loss in nats.
         targets: The number of targets.
-        correct: The number of targets that are the most probable token; 0 if not counted.
+        correct: The number of correct predictions (the most probable token is the target); 0 if
+            `evaluate` does not count them.
     """
 
     loss: float
@@ -69,28 +72,29 @@ def evaluate(
     *,
     correct: bool = False,
 ) -> LossSums:
-    """Scores all batches, without dropout.
+    """Sums the losses of all batches, without dropout.
 
     Args:
         model: The model.
-        variables: Its parameters.
+        variables: The model's variables.
         batches: The batches to score.
         on_scored: Called with the number of targets scored so far.
-        correct: Whether to count the targets that are the most probable token.
+        correct: Whether to count correct predictions (the most probable token is the target).
 
     Raises:
-        ValueError: There are no batches.
+        ValueError: `batches` is empty.
     """
     results, count = [], 0
     for batch in batches:
         # pyrefly: ignore[bad-argument-type] (Flax gives modules a hash)
         results.append(_compiled(model, correct)(variables, batch))
-        # Wait for the batch before this one: the reported count is exact, the device stays busy.
+        # Waiting for the previous batch makes the argument of `on_scored` exact. The device
+        # meanwhile computes the current batch.
         jax.block_until_ready(results[-2:-1])
         on_scored(count)
         count += num_targets(batch)
     if not results:
-        raise ValueError("the text has no tokens to score")
+        raise ValueError("batches is empty: the text must have at least one token to score")
     losses, right = np.array(jax.device_get(results), np.float64).sum(axis=0)
     return LossSums(float(losses), count, round(right))
 
@@ -98,16 +102,16 @@ def evaluate(
 @lru_cache(maxsize=4)
 def _compiled(model: LanguageModel, correct: bool) -> Callable[[Variables, Batch], _BatchSums]:
     @jax.jit
-    def of_batch(variables: Variables, batch: Batch) -> _BatchSums:
+    def score_batch(variables: Variables, batch: Batch) -> _BatchSums:
         params = variables["params"]
         loss = summed_loss(model, params, batch)
         return loss, summed_correct(model, params, batch) if correct else jnp.float32(0)
 
-    return of_batch
+    return score_batch
 
 
 def half(window: int) -> int:
-    """Returns the default distance between the starts of two windows, half a window."""
+    """Returns the default stride between windows, half of the window length."""
     return max(1, window // 2)
 
 
@@ -122,28 +126,28 @@ def evaluate_documents(
     batch_size: int = 16,
     on_scored: OnScored = noop,
 ) -> Evaluation:
-    """Scores every token of every document once, or the tokens of some windows.
+    """Scores every token of every document, or the tokens of some windows.
 
-    Windows have the model's maximum length. After the first window of a document, more than
-    length − stride tokens precede each target. If only some windows are scored, bits per byte
-    assume the average number of bytes per token of the text.
+    Windows have the model's maximum length. After the first window of a document, every target has
+    more than length − stride preceding tokens. If `windows` limits the evaluation, bits per byte
+    are computed with the text's average number of bytes per token.
 
     Args:
         model: The model.
-        variables: Its parameters.
-        documents: The tokens of each document. The first one is context only.
+        variables: The model's variables.
+        documents: The tokens of each document. The first token of a document is not scored.
         num_bytes: The number of bytes of the text.
-        stride: The distance between the starts of two windows; None: half a window.
-        windows: The number of windows to score, evenly spaced over the text; None: all.
+        stride: The distance between the starts of two windows; half the window length if None.
+        windows: The number of windows to score, evenly spaced over the text; all windows if None.
         batch_size: Windows per batch.
         on_scored: Called with the number of targets scored so far.
 
     Raises:
-        ValueError: The text has no token to score, or `batch_size` or `stride` is not accepted.
+        ValueError: The text has no tokens to score, or `batch_size` or `stride` is not accepted.
     """
     length = model.config.max_length
-    rows = EvaluationWindows(documents, length, half(length) if stride is None else stride)
-    batches = spread(rows, len(rows) if windows is None else windows, batch_size)
+    all_windows = EvaluationWindows(documents, length, half(length) if stride is None else stride)
+    batches = spread(all_windows, len(all_windows) if windows is None else windows, batch_size)
     loss, tokens, _ = evaluate(model, variables, batches, on_scored)
     targets = sum(len(document) - 1 for document in documents)
     size = num_bytes if windows is None else tokens * num_bytes / targets
@@ -151,35 +155,35 @@ def evaluate_documents(
     return Evaluation(mean, math.exp(min(mean, 700)), bits / size, tokens, size)
 
 
-def spread(rows: Rows[Batch], number: int, batch_size: int) -> Iterator[Batch]:
-    """Yields `number` evenly spaced rows in batches of one shape; all rows, if there are fewer.
+def spread(windows: Indexed[Batch], number: int, batch_size: int) -> Iterator[Batch]:
+    """Selects up to `number` evenly spaced windows, and yields batches of equal shape.
 
-    The last batch is filled up with rows of weight 0.
+    The last batch is padded with windows of weight 0.
 
     Args:
-        rows: Batches of one row.
-        number: The number of rows to select.
-        batch_size: Rows per batch.
+        windows: The windows, each as a batch of one sequence.
+        number: The number of windows to select.
+        batch_size: Windows per batch.
 
     Raises:
         ValueError: `batch_size` is below 1.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
-    places = np.linspace(0, len(rows) - 1, min(number, len(rows))).round().astype(int)
+    places = np.linspace(0, len(windows) - 1, min(number, len(windows))).round().astype(int)
     for start in range(0, len(places), batch_size):
-        chosen = [rows[place] for place in places[start : start + batch_size]]
+        chosen = [windows[place] for place in places[start : start + batch_size]]
         chosen += [jax.tree.map(np.zeros_like, chosen[0])] * (batch_size - len(chosen))
         yield jax.tree.map(lambda *arrays: np.concatenate(arrays), *chosen)
 
 
-class HiddenScore(NamedTuple):
-    """Score on hidden tokens.
+class MaskedTokensScore(NamedTuple):
+    """Scores of a model on masked tokens.
 
     Attributes:
-        loss: Nats per hidden token.
-        accuracy: The share of hidden tokens that are the most probable token.
-        tokens: The number of hidden tokens.
+        loss: Mean loss in nats per masked token.
+        accuracy: The fraction of masked tokens that the model predicts correctly.
+        tokens: The number of masked tokens.
     """
 
     loss: float
@@ -187,17 +191,17 @@ class HiddenScore(NamedTuple):
     tokens: int
 
 
-def never_hidden(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """Returns the ids below `vocab_size` that are never hidden and never replace a hidden token.
+def unmaskable_ids(tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """Returns the ids below `vocab_size` that are never masked and never replace another token.
 
-    These are the special tokens, the tokens of the template, and ids without a token.
+    These ids are the special tokens, the tokens of the template, and ids without a token.
     """
     ordinary = set(tokenizer.text_ids) - {*tokenizer.before, *tokenizer.after}
     ordinary.discard(tokenizer.mask_token)
     return tuple(token for token in range(vocab_size) if token not in ordinary)
 
 
-def hidden_rows(
+def masked_windows(
     documents: Iterable[Ids],
     tokenizer: Tokenizer,
     length: int,
@@ -205,85 +209,87 @@ def hidden_rows(
     rate: float = 0.15,
     seed: int = 0,
 ) -> list[Batch[np.ndarray]]:
-    """Divides documents into windows and replaces some of their tokens by the mask.
+    """Splits documents into windows and masks a random part of their tokens.
 
-    The hidden tokens are the targets. If the draw hides no token, the last one is hidden. Special
-    tokens are never hidden (see `never_hidden`).
+    The masked tokens are the targets. If the random choice selects no token in any window, the
+    function masks the last token that is not special. Special tokens are never masked (see
+    `unmaskable_ids`).
 
     Args:
-        documents: The tokens of each document, without opening tokens.
-        tokenizer: The tokenizer of the documents, with a mask token. Each window is enclosed in the
-            ids that its template puts around a text.
+        documents: The token ids of each document, without the ids of `tokenizer.opening`.
+        tokenizer: The tokenizer of the documents, with a mask token. Each window is between the
+            tokens of the tokenizer's template.
         length: Tokens per window.
-        rate: The probability that a token is hidden.
-        seed: The seed of the draw.
+        rate: The probability that a token is masked.
+        seed: The random seed.
 
     Returns:
-        Batches of one window, [1, length]. No window holds parts of two documents.
+        Batches of one window, [1, length]. All tokens of a window are from one document.
 
     Raises:
-        ValueError: No token may be hidden, or `length` has no room for one.
+        ValueError: No token may be masked, or `length` is too small for the template's tokens.
     """
     before, after, mask = tokenizer.before, tokenizer.after, tokenizer.mask_token
     if mask is None:
-        raise ValueError("the tokenizer has no mask token")
+        raise ValueError("tokenizer has no mask token; use a tokenizer with [MASK] or <mask>")
     room = length - len(before) - len(after)
     if room < 1:
         raise ValueError(
-            f"length is {length}; it must be more than the {length - room} tokens around a text"
+            f"length is {length}; it must be more than the {length - room} tokens that the "
+            "tokenizer adds to each text"
         )
     parts = [
         np.asarray(document[at : at + room], np.int32)
         for document in documents
         for at in range(0, len(document), room)
     ]
-    special = never_hidden(tokenizer, tokenizer.vocab_size)
+    special = unmaskable_ids(tokenizer, tokenizer.vocab_size)
     may_be = ~np.isin(np.concatenate([np.zeros(0, np.int32), *parts]), special)
     if not may_be.any():
-        raise ValueError("documents: there are no tokens to hide")
+        raise ValueError("documents must contain at least one token that is not a special token")
     ends = np.cumsum([len(part) for part in parts])
     words = np.random.Philox(np.random.SeedSequence([seed])).random_raw(ends[-1])
     hidden = (words < rate * 2**64) & may_be
     hidden[np.flatnonzero(may_be)[-1]] |= not hidden.any()
-    rows = []
+    windows = []
     for part, is_hidden in zip(parts, np.split(hidden, ends[:-1]), strict=True):
-        targets, weights, segments = np.zeros((3, 1, length), np.int32)
+        targets, weights, segment_ids = np.zeros((3, 1, length), np.int32)
         end = len(before) + len(part)
         targets[0, : end + len(after)] = [*before, *part, *after]
-        weights[0, len(before) : end], segments[0, : end + len(after)] = is_hidden, 1
+        weights[0, len(before) : end], segment_ids[0, : end + len(after)] = is_hidden, 1
         inputs = np.where(weights, np.int32(mask), targets)
-        rows.append(Batch(inputs, targets, weights.astype(np.float32), segments))
-    return rows
+        windows.append(Batch(inputs, targets, weights.astype(np.float32), segment_ids))
+    return windows
 
 
-def most_frequent(rows: Sequence[Batch[np.ndarray]]) -> dict[str, float]:
-    """Returns the accuracy of always predicting the token that is hidden most often."""
-    targets = np.concatenate([row.targets[row.weights != 0] for row in rows])
+def most_frequent(windows: Sequence[Batch[np.ndarray]]) -> dict[str, float]:
+    """Returns the accuracy of always predicting the most frequent masked token."""
+    targets = np.concatenate([window.targets[window.weights != 0] for window in windows])
     return {"the most frequent token": float(np.bincount(targets).max() / len(targets))}
 
 
-def score_hidden(
+def score_masked_tokens(
     model: LanguageModel, variables: Variables, batches: Iterable[Batch], on_scored: OnScored = noop
-) -> HiddenScore:
-    """Scores a model on batches of rows from `hidden_rows`.
+) -> MaskedTokensScore:
+    """Scores a model on masked tokens.
 
     Args:
         model: The model.
-        variables: Its parameters.
-        batches: Batches of the rows.
+        variables: The model's variables.
+        batches: Batches of windows from `masked_windows`.
         on_scored: Called with the number of targets scored so far.
     """
     sums = evaluate(model, variables, batches, on_scored, correct=True)
     targets = max(1, sums.targets)
-    return HiddenScore(sums.loss / targets, sums.correct / targets, sums.targets)
+    return MaskedTokensScore(sums.loss / targets, sums.correct / targets, sums.targets)
 
 
 class Bleu(NamedTuple):
     """BLEU score.
 
     Attributes:
-        score: From 0 to 100.
-        signature: sacrebleu's description of the computation. Scores are comparable if their
+        score: BLEU, from 0 to 100.
+        signature: sacrebleu's description of the settings. BLEU scores are comparable only if their
             signatures are equal.
     """
 
@@ -292,16 +298,17 @@ class Bleu(NamedTuple):
 
 
 def bleu_metric(tokenize: str | None = None, *, lowercase: bool = False) -> "BLEU":
-    """Returns sacrebleu's metric.
+    """Returns sacrebleu's BLEU metric.
 
     Args:
-        tokenize: Name of its tokenizer, such as "zh" for Chinese; None: "13a", its default.
+        tokenize: The name of a sacrebleu tokenizer, such as "zh" for Chinese; "13a" if None.
         lowercase: Whether to convert both sides to lower case.
 
     Raises:
-        ValueError: There is no such tokenizer, or it needs a missing package or a download.
+        ValueError: The tokenizer is unknown, or needs a missing package or a download.
     """
-    from sacrebleu.metrics import BLEU  # 0.2 s to import
+    # Importing sacrebleu takes 0.2 s.
+    from sacrebleu.metrics import BLEU
 
     if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
         raise ValueError(
@@ -309,7 +316,7 @@ def bleu_metric(tokenize: str | None = None, *, lowercase: bool = False) -> "BLE
         )
     try:
         return BLEU(lowercase=lowercase, tokenize=tokenize)
-    except Exception as error:  # such as a missing package or a failed download
+    except Exception as error:  # A package may be missing, or a download may fail.
         reason = " ".join(str(error).split())[:300]
         raise ValueError(
             f"bleu_tokenize is {tokenize!r}, which sacrebleu cannot load: {reason}"
@@ -323,20 +330,20 @@ def bleu(
     lowercase: bool = False,
     tokenize: str | None = None,
 ) -> Bleu:
-    """Computes BLEU over the whole corpus, with one reference for each translation."""
+    """Computes corpus BLEU with one reference per translation."""
     metric = bleu_metric(tokenize, lowercase=lowercase)
     score = metric.corpus_score(list(found), [list(references)])
     return Bleu(round(score.score, 2), str(metric.get_signature()))
 
 
 class PairScore(NamedTuple):
-    """Score of a translation model.
+    """Scores of a translation model.
 
     Attributes:
-        loss: Nats per target token, including the end of each target.
+        loss: Mean loss in nats per target token, including the end-of-text tokens.
         tokens: The number of scored target tokens.
         bleu: The BLEU score of the translations.
-        translations: The translations of the sources, in order.
+        translations: The translations, in the order of the sources.
     """
 
     loss: float
@@ -358,22 +365,22 @@ def score_pairs(
     bleu_tokenize: str | None = None,
     on_scored: OnScored = noop,
 ) -> PairScore:
-    """Computes the loss of the targets and the BLEU score of translations of the sources.
+    """Computes the loss of the targets and the BLEU score of the model's translations.
 
-    The loss omits targets that are longer than the model's max_length. BLEU ignores case if the
-    tokenizer converts text to lower case. A translation has at most as many tokens as the longest
-    target. Without this limit, a model after few updates, which rarely ends a text, would fill
-    max_length in each of them.
+    The loss excludes targets longer than the model's max_length. BLEU ignores case if the tokenizer
+    converts text to lower case. Translations are limited to the length of the longest target. After
+    few updates, a model rarely ends a translation and would otherwise always generate max_length
+    tokens.
 
     Args:
         model: The model.
-        variables: Its parameters.
-        tokenizer: The tokenizer of both sides.
-        pairs: The ids of each source, as the model reads it, and of its target.
+        variables: The model's variables.
+        tokenizer: The tokenizer of the sources and of the targets.
+        pairs: The token ids of each source and its target.
         references: The text of each target.
         tokens: Tokens per batch (see `PairBatches`).
-        widths: Widths of batches (see `PairBatches`).
-        beam_width: The beam width of the translations; None: see `beam_search`.
+        widths: The sequence lengths of batches (see `PairBatches`).
+        beam_width: The beam width of the translations; the default of `beam_search` if None.
         bleu_tokenize: The tokenizer of BLEU (see `bleu_metric`).
         on_scored: Called with the number of targets scored so far.
     """

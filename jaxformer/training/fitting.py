@@ -1,4 +1,4 @@
-"""Fits presets to the user's values: sizes follow them, and values that contradict them change."""
+"""Adapts a preset to the user's values by changing dependent sizes and conflicting values."""
 
 from collections.abc import Callable, Collection
 from dataclasses import fields, replace
@@ -9,29 +9,30 @@ from typing import Any
 from jaxformer.models.config.check import entries
 from jaxformer.training.config import LEARNING_RATES, OptimizerConfig, TrainingConfig
 
-_MOST_HEADS = 4096  # larger numbers are not tried, so that a mistyped width is answered at once
+# Largest number of heads that `_split_width` tries, so that a mistyped width fails quickly.
+_MOST_HEADS = 4096
 
 
 class Settings(dict[str, Any]):
-    """Fields of the model and of the training by name, from the user or the preset."""
+    """Values of the fields of a model config and a training config, by field name."""
 
     def __init__(self, values: dict[str, Any], given: Collection[str], preset: dict[str, Any]):
         """Stores the fields.
 
         Args:
-            values: The fields.
+            values: The values by field name.
             given: The names of the fields that must not change.
-            preset: The fields of the preset's model.
+            preset: The preset's model config, by field name.
         """
         super().__init__(values)
         self.given, self.preset = given, preset
 
     def is_free(self, name: str) -> bool:
-        """Returns whether the field came from the preset, so that it may change."""
+        """Returns whether the value of the field comes from the preset and may be changed."""
         return name not in self.given
 
     def let(self, **values: Any) -> None:
-        """Sets the first of these fields that the user did not set, if there is one."""
+        """Sets the first field in `values` whose value comes from the preset, if there is one."""
         if (name := next(filter(self.is_free, values), None)) is not None:
             self[name] = values[name]
 
@@ -39,21 +40,22 @@ class Settings(dict[str, Any]):
 def fit_preset(
     training: TrainingConfig, values: dict[str, Any], model_is_fixed: bool = False
 ) -> TrainingConfig:
-    """Returns a preset with the user's values.
+    """Applies the user's values to a preset, and adapts the preset's other values.
 
-    Sizes that the user did not set follow from those that the user set: the widths stay in
-    proportion to `embed_dim`, and the heads keep their width. Other values of the preset change
-    if they contradict the user's values.
+    The preset's other sizes are computed from the user's sizes. Widths stay in proportion to
+    `embed_dim`, and heads keep their width. Other values of the preset change only if they conflict
+    with the user's values.
 
     Args:
         training: The preset.
-        values: The user's values by the names of fields. Fields of the optimizer, the execution
-            and LoRA are ignored, except `optimizer`.
-        model_is_fixed: Whether the model comes from a checkpoint, so that its fields must not
-            change.
+        values: The user's values by field name. Of the fields in `training.execution`,
+            `training.lora` and `training.optimizer`, only `optimizer` and the presence of
+            `learning_rate` matter.
+        model_is_fixed: Whether the model comes from a checkpoint. The fields of such a model must
+            not change.
 
     Raises:
-        ValueError: A user's value is not accepted, or two of them contradict each other.
+        ValueError: A user's value is not accepted, or two of the user's values conflict.
     """
     model = training.model
     of_model = {x.name: getattr(model, x.name) for x in fields(model)}
@@ -70,10 +72,11 @@ def fit_preset(
 
 
 def _optimizer(preset: TrainingConfig, values: dict[str, Any]) -> OptimizerConfig:
-    """Returns the preset's settings for the user's optimizer, with a learning rate that suits it.
+    """Returns the preset's settings for the user's optimizer, with a suitable learning rate.
 
-    If both the user and the preset set no learning rate, it is the optimizer's default. Otherwise
-    the preset's is multiplied by the ratio of the optimizers' default learning rates.
+    If neither the user nor the preset sets a learning rate, the optimizer's default is used. If
+    only the preset sets a learning rate, that rate is multiplied by the ratio of the two
+    optimizers' default learning rates.
     """
     config, name = preset.optimizer, values.get("optimizer")
     if name == config.optimizer or name not in LEARNING_RATES or "learning_rate" in values:
@@ -85,39 +88,39 @@ def _optimizer(preset: TrainingConfig, values: dict[str, Any]) -> OptimizerConfi
 
 
 def _pooler(settings: Settings) -> None:
-    """Classification (`num_labels`) needs the pooler."""
+    """Adds the pooler if `num_labels` is set, because classification requires a pooler."""
     if settings["num_labels"]:
         settings.let(pooler=True)
 
 
 def _end(settings: Settings) -> None:
-    """If the user sets minutes, the preset's steps do not limit the run as well."""
-    if not settings.is_free("minutes") and settings["minutes"] is not None:
+    """Removes the preset's step limit if the user sets a time limit."""
+    if not settings.is_free("max_minutes") and settings["max_minutes"] is not None:
         settings.let(steps=None)
 
 
 def _lengths(settings: Settings) -> None:
-    """A run of N minutes has at most N + 2 batch lengths, because each of them is compiled.
+    """Limits `lengths`, the number of batch lengths, to N + 2 for a run of N minutes.
 
-    On Multi30k, with 8 s for a compilation, this number makes the most updates in the time that
-    training and compilation take together.
+    Each batch length needs a compilation. On Multi30k, with 8 s per compilation, this limit gives
+    the most updates for the total time of training and compilation.
     """
-    if (minutes := settings["minutes"]) is not None:
+    if (minutes := settings["max_minutes"]) is not None:
         settings.let(lengths=min(settings["lengths"], int(minutes) + 2))
 
 
 def _sinusoidal_width(settings: Settings) -> None:
-    """Sinusoidal positions need an even embed_dim; with an odd one, positions are learned."""
+    """Uses learned positions if embed_dim is odd, as sinusoidal positions need an even size."""
     is_odd = settings["embed_dim"] % 2 == 1 and not settings.is_free("embed_dim")
     if is_odd and settings["positions"].startswith("sinusoidal"):
         settings.let(positions="learned")
 
 
 def _heads(settings: Settings) -> None:
-    """num_heads × head_dim stays in proportion to embed_dim; mostly the two are equal.
+    """Keeps num_heads × head_dim in proportion to embed_dim (usually equal to embed_dim).
 
-    If the user sets embed_dim or head_dim, num_heads follows. Otherwise embed_dim is the smallest
-    width, from the preset's on, that num_heads divides.
+    If the user sets embed_dim or head_dim, num_heads is computed from it. Otherwise embed_dim is
+    the smallest multiple of num_heads that is at least the preset's embed_dim.
     """
     before = settings.preset
     groups = 1 if settings.is_free("num_kv_heads") else settings["num_kv_heads"] or 1
@@ -135,8 +138,8 @@ def _heads(settings: Settings) -> None:
     else:
         settings.let(num_heads=_nearest(settings["embed_dim"] * ratio / before["head_dim"], groups))
     heads = settings["num_heads"] if settings["head_dim"] is None else 1
-    of_encoder = settings.get("num_encoder_heads") or settings["num_heads"]
-    others = heads if of_encoder == settings["num_heads"] else of_encoder
+    for_encoder = settings.get("num_encoder_heads") or settings["num_heads"]
+    others = heads if for_encoder == settings["num_heads"] else for_encoder
     settings.let(embed_dim=_round_up(settings["embed_dim"], _unit(settings, lcm(heads, others))))
 
 
@@ -147,14 +150,14 @@ def _head_width(settings: Settings) -> int:
 
 
 def _split_width(settings: Settings, groups: int) -> None:
-    """Chooses the number of heads that divides embed_dim into widths near the preset's.
+    """Chooses num_heads so that heads are about as wide as in the preset.
 
-    If none of these widths is between half and twice the preset's, the heads keep the preset's
-    width (head_dim), and num_heads × head_dim is only near embed_dim.
+    If no number of heads gives a width between half and twice the preset's width, head_dim is the
+    preset's width. num_heads × head_dim is then only approximately embed_dim.
 
     Args:
         settings: The settings.
-        groups: The number that num_heads must be a multiple of.
+        groups: A number by which num_heads must be divisible.
     """
     width = settings["embed_dim"]
     usual = min(_head_width(settings), width)
@@ -173,7 +176,10 @@ def _split_width(settings: Settings, groups: int) -> None:
 
 
 def _key_heads(settings: Settings) -> None:
-    """num_kv_heads divides num_heads, and each one serves at least as many as in the preset."""
+    """Chooses num_kv_heads as a divisor of num_heads.
+
+    Each key head is used by at least as many query heads as in the preset.
+    """
     before, heads = settings.preset, settings["num_heads"]
     if before["num_kv_heads"] is not None and settings.is_free("num_kv_heads"):
         most = max(1, heads * before["num_kv_heads"] // before["num_heads"])
@@ -181,13 +187,13 @@ def _key_heads(settings: Settings) -> None:
 
 
 def _chosen_experts(settings: Settings) -> None:
-    """A token has at most as many experts as there are."""
+    """Limits the number of experts per token to the number of experts."""
     if counts := [num for num in entries(settings["num_experts"]) if num]:
         settings.let(experts_per_token=min(settings["experts_per_token"], *counts))
 
 
 def _feedforward_widths(settings: Settings) -> None:
-    """The widths of the feed-forward layers stay in proportion to embed_dim."""
+    """Keeps the widths of the feed-forward layers in proportion to embed_dim."""
     for name in ("mlp_dim", "encoder_mlp_dim"):
         if (width := settings.preset.get(name)) is not None:
             scaled = width * settings["embed_dim"] / settings.preset["embed_dim"]
@@ -195,7 +201,7 @@ def _feedforward_widths(settings: Settings) -> None:
 
 
 def _unit(settings: Settings, heads: int) -> int:
-    """Returns the number that embed_dim must be a multiple of, with this number of heads."""
+    """Returns the number by which the embed_dim of a model with `heads` heads must be divisible."""
     positions = settings["positions"]
     if positions == "rotary":
         return 2 * heads
@@ -203,23 +209,26 @@ def _unit(settings: Settings, heads: int) -> int:
 
 
 def _relative_distances(settings: Settings) -> None:
-    """relative_distance is greater than half of relative_buckets."""
+    """Keeps relative_distance greater than half of relative_buckets."""
     distance, buckets = settings["relative_distance"], settings["relative_buckets"]
     if distance <= buckets // 2:
         settings.let(relative_distance=buckets, relative_buckets=max(4, distance))
 
 
 def _parallel_layers(settings: Settings) -> None:
-    """Parallel sub-layers need pre-norm and a residual."""
+    """Resolves conflicts between parallel_block, norm_position and residual.
+
+    Parallel sub-layers require pre-norm and residual connections.
+    """
     if settings["norm_position"] != "pre" or not settings["residual"]:
-        settings.let(parallel="no")
-    if settings["parallel"] != "no":
+        settings.let(parallel_block="none")
+    if settings["parallel_block"] != "none":
         settings.let(norm_position="pre")
         settings.let(residual=True)
 
 
 def _tied_width(settings: Settings) -> None:
-    """embed_dim and hidden_dim stay in proportion; tied embeddings need them to be equal."""
+    """Keeps embed_dim and hidden_dim in proportion, or equal with tied embeddings."""
     before, hidden = settings.preset, settings["hidden_dim"]
     if hidden is None:
         return
@@ -233,13 +242,13 @@ def _tied_width(settings: Settings) -> None:
 
 
 def _source_vocabulary(settings: Settings) -> None:
-    """Both sides share one tokenizer, so vocab_size equals source_vocab_size."""
+    """Sets vocab_size and source_vocab_size to one value, because both sides share a tokenizer."""
     if settings["source_vocab_size"] is not None:
         settings.let(vocab_size=settings["source_vocab_size"])
 
 
 def _window(settings: Settings) -> None:
-    """window_length is at most max_length, and equals it if positions are learned."""
+    """Limits window_length to max_length, or makes them equal if positions are learned."""
     window, longest = settings["window_length"], settings["max_length"]
     if window is None:
         return
@@ -249,24 +258,25 @@ def _window(settings: Settings) -> None:
 
 
 def _batch(settings: Settings) -> None:
-    """batch_size is a multiple of the number of parts into which the mesh divides a batch."""
+    """Makes batch_size a multiple of the number of shards into which the mesh splits a batch."""
     if settings["mesh"] is not None:
         settings.let(batch_size=_round_up(settings["batch_size"], settings["mesh"].parts))
 
 
 def _round_up(value: int, unit: int) -> int:
-    """Returns the smallest multiple of `unit` that is at least `value`."""
+    """Returns the smallest multiple of `unit` that is not below `value`."""
     return -(-value // unit) * unit
 
 
 def _nearest(value: float, unit: int) -> int:
-    """Returns the positive multiple of `unit` that is nearest to `value`."""
+    """Returns the positive multiple of `unit` nearest to `value`."""
     return max(1, round(value / unit)) * unit
 
 
-# The rules about the field of each name, in order.
+# {config field: rules}. `fit_preset` applies the rules of all fields that the config has, in this
+# order.
 _RULES: dict[str, tuple[Callable[[Settings], None], ...]] = {
-    "minutes": (_end,),
+    "max_minutes": (_end,),
     "num_kv_heads": (_sinusoidal_width, _heads, _key_heads, _relative_distances, _parallel_layers),
     "mlp_dim": (_feedforward_widths,),
     "num_experts": (_chosen_experts,),

@@ -1,4 +1,4 @@
-"""The log of a run: metrics.jsonl, samples and the picture; only process 0 writes them."""
+"""The log of a run: metrics.jsonl, samples and the loss curve. Only process 0 writes files."""
 
 import re
 import warnings
@@ -22,23 +22,27 @@ from jaxformer.models.config.check import shown
 from jaxformer.models.parameters import parameter_count
 from jaxformer.training.config import RunConfig
 from jaxformer.training.processes import is_first
-from jaxformer.training.run_folders import title_of
+from jaxformer.training.run_folders import run_title
 from jaxformer.training.step import Measured
 from jaxformer.training.tasks.task import Measure, Score, Task
 
-_LOSS = Measure("held_out_loss", "held-out loss")  # of a task without a measure
+# The log reports this measure if the task defines no measure.
+_LOSS = Measure("held_out_loss", "held-out loss")
 
 
 class RunLog:
-    """Log of a run: metrics.jsonl with a line per update and evaluation, trackers and picture."""
+    """Log of a run: metrics.jsonl, experiment trackers and loss curve.
+
+    metrics.jsonl has a line per update and per evaluation.
+    """
 
     def __init__(self, folder: RunFolder, config: RunConfig, task: Task):
-        """Creates a log in a run's folder.
+        """Creates a log in a run folder.
 
         Args:
-            folder: The folder of the run.
+            folder: The run folder.
             config: The settings of the run.
-            task: Its measure and baselines.
+            task: The task of the run, which defines the measure to plot and its baselines.
         """
         self._folder, self._config, self._task = folder, config, task
         self._trackers: list[Tracker] = []
@@ -58,16 +62,19 @@ class RunLog:
             tracker.close()
 
     def update(self, step: int, learning_rate: float, measured: Measured) -> None:
-        """Records an update. The device may still be computing its measurements."""
+        """Records an update. The device may still be computing the measurements."""
         self._pending.append((step, learning_rate, measured))
 
     def flush(self, pace: dict[str, float]) -> list[dict]:
-        """Waits for the updates since the last flush, writes their lines and returns them.
+        """Waits for all recorded updates, and writes a line for each update to metrics.jsonl.
 
-        A line omits figures that are not finite and lists their names.
+        A line omits metrics that are not finite and lists their names in "not_finite".
 
         Args:
-            pace: Further figures for the newest line.
+            pace: Further metrics for the newest line, such as the training speed.
+
+        Returns:
+            The written lines.
         """
         updates = jax.device_get(self._pending)
         lines = [_line(*update) for update in updates]
@@ -78,13 +85,13 @@ class RunLog:
         return lines
 
     def evaluation(self, step: int, part: Score, whole: Score | None, sample: str) -> None:
-        """Writes the scores and the sample of an evaluation, and draws the picture.
+        """Writes the scores and the sample of an evaluation, and redraws the loss curve.
 
         Args:
             step: The step of the evaluation.
-            part: The score of the part that every evaluation scores.
-            whole: The score of all held-out data, at the end of a run; None: not scored.
-            sample: The text of the sample; "": no sample.
+            part: The score on the fixed part of the held-out data that every evaluation uses.
+            whole: The score on all held-out data; None if this evaluation used only the fixed part.
+            sample: The generated sample; empty if the task writes no sample.
         """
         if not is_first():
             return
@@ -96,16 +103,16 @@ class RunLog:
             folder.add_sample(step, sample)
         size = f"{parameter_count(self._config.model) / 1e6:.1f} M parameters"
         metrics = folder.read_metrics()
-        figure = figure_of(metrics, task.measure, task.baselines, task.num_targets)
-        write_figure(figure, f"{title_of(folder)}: {size}", folder.picture, dpi=120)
+        figure = plot_losses(metrics, task.measure, task.baselines, task.num_targets)
+        write_figure(figure, f"{run_title(folder)}: {size}", folder.picture, dpi=120)
 
     def has_scored(self, step: int, least: int = 1) -> bool:
-        """Returns whether an evaluation after this step scored at least `least` targets."""
+        """Returns whether the log has an evaluation of this step with at least `least` targets."""
         lines = self._folder.read_metrics()
         return any(line["step"] == step and line.get("scored", 0) >= least for line in lines)
 
     def owes(self, step: int) -> bool:
-        """Returns whether the evaluation of this step is due and missing."""
+        """Returns whether an evaluation is due at this step but missing in the log."""
         return step > 0 and step % self._config.evaluate_every == 0 and not self.has_scored(step)
 
     def _write(self, lines: list[dict]) -> None:
@@ -118,13 +125,15 @@ class RunLog:
             self._track(int(figures.pop("step")), figures)
 
     def _track(self, step: int, figures: dict[str, float]) -> None:
-        """Sends figures to the trackers. Removes a tracker that fails, so that training goes on."""
+        """Sends metrics to the trackers. A tracker that fails is removed and training continues."""
         for tracker in tuple(self._trackers):
             try:
                 tracker.log(step, figures)
-            except Exception as error:  # of any type, such as a network or a disk error
+            except Exception as error:  # A tracker may raise any exception.
                 self._trackers.remove(tracker)
-                message = f"the tracker {tracker.name} failed and receives no more metrics: {error}"
+                message = (
+                    f"warning: the tracker {tracker.name} failed and was switched off: {error}"
+                )
                 warnings.warn(message, stacklevel=2)
 
 
@@ -135,9 +144,9 @@ def _line(step: int, learning_rate: float, measured: Measured) -> dict:
 
 
 def finite(line: dict) -> dict:
-    """Replaces the figures of a line that are not finite by a list of their names.
+    """Removes the metrics that are not finite from a line, and lists their names in "not_finite".
 
-    JSON cannot represent them. The list is the entry "not_finite".
+    JSON cannot represent infinity and NaN.
     """
     bad = sorted(name for name, value in line.items() if not np.isfinite(value))
     if not bad:
@@ -149,10 +158,10 @@ def score_line(measure: str, score: Score, part: Score | None = None) -> dict:
     """Returns the entries of metrics.jsonl for an evaluation.
 
     Args:
-        measure: The name of the task's measure.
+        measure: The name of the metric that the task reports in addition to the loss.
         score: The score of the evaluation.
-        part: The score of the part that every evaluation scores, if `score` is of all held-out
-            data; None: `score` is of that part.
+        part: The score on the fixed part of the held-out data that every evaluation uses. None if
+            `score` is already this score.
     """
     line = {"held_out_loss": score.loss, measure: score.measure, "scored": score.targets}
     if part is not None:
@@ -161,23 +170,23 @@ def score_line(measure: str, score: Score, part: Score | None = None) -> dict:
     return line
 
 
-def figure_of(
+def plot_losses(
     metrics: list[dict], measure: Measure | None, baselines: dict[str, float], whole: int
 ) -> Figure:
-    """Draws the losses of a run and its held-out measure by step.
+    """Plots the training loss, the held-out loss and the task's measure over the steps.
 
-    Scores of different tokens are not comparable, so a curve connects only scores of the same
-    number of tokens. Scores of all held-out text, at the end of a run, have separate markers.
+    A curve connects only scores of the same number of tokens, because other scores are not
+    comparable. Scores of all held-out text are drawn as diamonds.
 
     Args:
         metrics: The lines of metrics.jsonl.
-        measure: The task's measure; None: the held-out loss, of unknown unit.
-        baselines: Values of the measure to compare with, by name.
+        measure: The task's measure. If None, the held-out loss is plotted without a unit.
+        baselines: Baseline values of the measure by name, such as the bits per byte of gzip.
         whole: The number of targets in all held-out text.
     """
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
-    unit = " (nats per token)" if measure else ""
+    unit = f" (nats per {measure.target})" if measure else ""
     measure = measure or _LOSS
     trained = [(line["step"], line["loss"]) for line in metrics if "loss" in line]
     if trained:
@@ -211,7 +220,7 @@ def figure_of(
 
 
 def finish(axes: Axes) -> None:
-    """Sets the x axis to whole numbers from 0, and adds a legend if there are labels."""
+    """Starts the x axis at 0 with whole-number labels, and adds a legend if there are entries."""
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.grid(alpha=0.2)
@@ -222,7 +231,7 @@ def finish(axes: Axes) -> None:
 def held_out_scores(
     metrics: list[dict], measure: str
 ) -> dict[int | None, list[tuple[int, float, float]]]:
-    """Returns (step, loss, measure) of each evaluation, by the number of scored tokens."""
+    """Returns (step, loss, measure) of each evaluation, grouped by the number of scored tokens."""
     names = (("held_out_loss", measure, "scored"), ("part_loss", f"part_{measure}", "part_scored"))
     scores = {}
     for line in metrics:
@@ -236,7 +245,7 @@ def held_out_scores(
 def smoothed(losses: Sequence[float]) -> list[float]:
     """Returns the bias-corrected exponential moving average of losses.
 
-    It averages over about 20 losses, or over a twentieth of them if there are fewer than 400.
+    The average extends over about 20 losses, or a twentieth of all losses if that is less.
     """
     decay = max(0.0, 1 - 20 / max(20, min(len(losses), 400)))
     average, weight, smooth = 0.0, 0.0, []
@@ -247,12 +256,12 @@ def smoothed(losses: Sequence[float]) -> list[float]:
 
 
 class Tracker(NamedTuple):
-    """A tracker, which receives the figures of a run during training.
+    """An experiment tracker that receives the metrics of a run.
 
     Attributes:
-        name: Its name, a key of `TRACKERS`.
-        log: Records the figures of a step.
-        close: Finishes the run in the tracker.
+        name: The tracker's name, a key of `TRACKERS`.
+        log: Records the metrics of a step.
+        close: Ends the run in the tracker.
     """
 
     name: str
@@ -272,38 +281,40 @@ def _tensorboard(folder: RunFolder, config: dict) -> Tracker:
 
 
 def _service(package: str, folder: RunFolder, config: dict, **options: str) -> Tracker:
-    """Opens a run in trackio or wandb, which share an interface; a resumed run is continued.
+    """Opens a run in trackio or wandb, and continues the tracker's run if training resumes.
 
     Args:
         package: The name of the package.
-        folder: The folder of the run.
+        folder: The run folder.
         config: The settings to record.
-        **options: Further options of the package's `init`.
+        **options: Further arguments of the package's `init`.
     """
     service = import_module(package)
     # The id distinguishes runs whose folders have the same name.
-    name = f"{folder.path.resolve().name}-{_id_of(folder)}"
+    name = f"{folder.path.resolve().name}-{_tracker_run_id(folder)}"
     service.init(config=config, project="jaxformer", name=name, resume="allow", **options)
     return Tracker(package, lambda step, figures: service.log(figures, step=step), service.finish)
 
 
-def _id_of(folder: RunFolder) -> str:
-    """Returns the random id of a run, which is stored in its folder."""
+def _tracker_run_id(folder: RunFolder) -> str:
+    """Returns the random id of a run, which is stored in the run folder."""
     if not folder.tracker_id.exists():
         write_whole(folder.tracker_id, uuid4().hex[:8])
     text = folder.tracker_id.read_text()
     if not re.fullmatch("[0-9a-f]{8}", text):
-        raise ValueError(f"{folder.tracker_id} holds {shown(text)}; it must be 8 hex digits")
+        raise ValueError(
+            f"{folder.tracker_id} contains {shown(text)}; it must contain 8 hexadecimal digits"
+        )
     return text
 
 
 def _wandb(folder: RunFolder, config: dict) -> Tracker:
-    # wandb needs an id, and a folder for its files.
-    return _service("wandb", folder, config, id=_id_of(folder), dir=str(folder.path))
+    # wandb needs the id of the run, and a folder for wandb's own files.
+    return _service("wandb", folder, config, id=_tracker_run_id(folder), dir=str(folder.path))
 
 
-# The names of trackers come from config.json, which may come from an untrusted source. So this is a
-# closed table, and no module is imported by a name from the file.
+# A config.json from an untrusted source may contain any tracker name. Only the packages in this
+# table can be imported.
 TRACKERS: dict[str, Callable[[RunFolder, dict], Tracker]] = {
     "tensorboard": _tensorboard,
     "trackio": partial(_service, "trackio"),
@@ -315,11 +326,11 @@ def require_trackers(names: tuple[str, ...]) -> None:
     """Checks that each tracker is known and installed.
 
     Raises:
-        ValueError: A tracker is unknown or not installed. The message gives the command that
-            installs it.
+        ValueError: A tracker is unknown or not installed. The error message includes the command
+            that installs the tracker.
     """
     for name in names:
         if name not in TRACKERS:
             raise ValueError(f"tracker is {name!r}; it must be one of {', '.join(TRACKERS)}")
         if find_spec(name) is None:
-            raise ValueError(f"{name} is not installed; pip install {name}")
+            raise ValueError(f"the tracker {name} is not installed; run: pip install {name}")

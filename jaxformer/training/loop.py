@@ -1,7 +1,7 @@
 """The training loop: updates, evaluations, checkpoints and progress reports."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from signal import SIGINT, Signals
 from typing import NoReturn
@@ -12,28 +12,29 @@ from jax.sharding import Mesh
 
 from jaxformer.artifacts.checkpoint import Checkpoints, CheckpointWriter, NotFinite
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.models.config.generation import GenerationDefaults
-from jaxformer.models.kinds import build
-from jaxformer.models.language_model import Variables
+from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
 from jaxformer.training import processes
 from jaxformer.training.config import RunConfig
 from jaxformer.training.log import RunLog
-from jaxformer.training.mesh import place_batch, placed_shapes, share_of
+from jaxformer.training.mesh import place_batch, process_share, sharded_batch_shapes
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
 from jaxformer.training.speed import Clock, ScoringTime, profile, update_size, utilization
 from jaxformer.training.step import CompiledStep, Measured, init_on, make_step, memory_line, width
 from jaxformer.training.tasks.task import Score, Task
 
-FLUSH_EVERY = 10  # steps between reads of the measurements, which wait for the device
-MOST_SKIPPED = 100  # consecutive skipped updates that end the run
+# Number of steps between two transfers of the measurements to the host. Each transfer waits for the
+# device.
+FLUSH_EVERY = 10
+# The run ends after this number of consecutive skipped updates.
+MOST_SKIPPED = 100
 
 
 class Training:
-    """A run in progress: its state, its batches and its files."""
+    """A training run: its state, batches and files."""
 
     def __init__(
         self,
@@ -43,45 +44,49 @@ class Training:
         screen: Screen,
         mesh: Mesh | None = None,
         base: dict | None = None,
-        generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
         *,
+        model: LanguageModel,
         next_step: str,
     ):
-        """Builds the model and its state.
+        """Initializes the training state.
 
         Args:
             config: The settings of the run.
-            folder: The folder of the run's files.
-            task: The data and its score.
-            screen: Receives the reports.
-            mesh: The devices, a mesh that is also in context; None: one device.
-            base: Initial parameters, which are donated; None: random ones.
-            generation: The settings of generation for samples and translations.
-            next_step: How to continue the run after a signal, for the message.
+            folder: The run folder.
+            task: Provides the training data and the evaluation.
+            screen: Shows progress and messages.
+            mesh: The device mesh, which must also be in context; one device if None.
+            base: The initial parameters, which are donated; random parameters if None.
+            model: The model of `config`. Samples and translations use the model's generation
+                settings.
+            next_step: Text that tells the user how to continue the run after a stop signal.
         """
         self.config, self.folder, self.task, self.screen = config, folder, task, screen
         self.mesh, self._next_step = mesh, next_step
-        self.model = build(config.model, config.execution, generation=generation)
+        self.model = model
         optimizer = make_optimizer(config.optimizer)
-        self.schedule = Schedule(config.optimizer, config.steps, config.minutes)
-        self.share = share_of(mesh)
+        self.schedule = Schedule(config.optimizer, config.steps, config.max_minutes)
+        self.share = process_share(mesh)
         self.batches = task.batches(self.share)
         self.checkpoints = Checkpoints(folder.checkpoints)
-        self.writer = CheckpointWriter(folder.checkpoints, config.keep, config.keep_every)
+        self.writer = CheckpointWriter(folder.checkpoints, config.max_to_keep, config.keep_period)
         self.log = RunLog(folder, config, task)
-        decay, skips = config.optimizer.average_decay, config.non_finite == "skip"
+        decay, skips = config.optimizer.ema_decay, config.non_finite == "skip"
         initial = (config.seed, base, config.lora, decay is not None)
         self.state = init_on(mesh, self.model, optimizer, *initial)
         self.update = make_step(
-            self.model, optimizer, task.objective, skip_non_finite=skips, average_decay=decay
+            self.model, optimizer, task.objective, skip_non_finite=skips, ema_decay=decay
         )
         self.step = 0
         self._clock, self._has_base = Clock(), base is not None
         self._scoring = ScoringTime(task, config.evaluate_every)
         self._agreement = processes.Agreement(self._clock)
-        self._rate: float | None = None  # of the last update
-        self._unfinished: Measured | None = None  # of the last update
-        self._skipped = 0  # number of consecutive skipped updates, up to the last one
+        # Learning rate and measurements of the last update. The device may not have computed the
+        # measurements yet.
+        self._rate: float | None = None
+        self._unfinished: Measured | None = None
+        # Number of consecutive skipped updates up to the last update.
+        self._skipped = 0
         self._stop: Callable[[], Signals | None] = lambda: None
 
     # ---- saving and resuming
@@ -96,20 +101,23 @@ class Training:
             self._clock.trained = progress.get("seconds", 0.0)
             self._agreement = processes.Agreement(self._clock, self.step)
             self._rate = progress.get("learning_rate")
-            processes.wait_for_all("until the checkpoint is read")
+            processes.wait_for_all("every process has read the checkpoint")
             for path in self.checkpoints.set_aside_after(self.step) if processes.is_first() else ():
-                self.screen.say(f"warning: a newer checkpoint is unreadable; it is moved to {path}")
+                self.screen.say(
+                    f"warning: a newer checkpoint is unreadable and was moved to {path}"
+                )
             self.screen.say(f"resuming from the checkpoint of step {self.step}")
         else:
-            self.screen.say("no checkpoint yet: starting from the beginning")
+            self.screen.say("no checkpoint found: starting at step 0")
         if processes.is_first():
             self.folder.cut_after(self.step)
-        processes.wait_for_all("until later checkpoints are put aside")
+        processes.wait_for_all("process 0 has moved the checkpoints of later steps")
 
     def save(self) -> None:
-        """Saves a checkpoint of this step, in the background.
+        """Saves a checkpoint of the current step in the background.
 
-        It holds the parameters, the optimizer state, the random key and the position in the data.
+        A checkpoint contains the parameters, the optimizer state, the random key and the data
+        position.
         """
         self.flush()
         with self._clock.paused():
@@ -124,45 +132,51 @@ class Training:
 
     @property
     def done(self) -> float:
-        """Share of the run that is over; at 1 or more, the steps or the minutes are used up."""
+        """Completed fraction of the run, 1 when the step limit or the time limit is reached."""
         return self.schedule.done(self.step, self._agreement.seconds)
 
     def run(self) -> None:
-        """Trains to the end of the run.
+        """Trains until the run ends.
 
         Raises:
             Interrupted: A signal ended the run.
-            Ended: The run diverged.
+            Ended: The loss or the gradient diverged.
         """
         if self.done >= 1:
             if not self.log.has_scored(self.step, self.task.num_targets):
-                self.evaluate(whole=True)  # a new limit makes this step the last one
+                # The run was resumed with fewer steps or minutes, so this step is the last step.
+                self.evaluate(whole=True)
             self.screen.say(
-                f"step {self.step} was the last; to train further, set more steps or minutes"
+                f"step {self.step} was the last step; to train further, raise --steps or "
+                "--max-minutes"
             )
             return
         with self.writer, self.log:
             if self._has_base and self.checkpoints.is_empty:
-                self.save()  # so that resuming does not need the base checkpoint
+                # With this checkpoint, a resumed run does not need the base checkpoint.
+                self.save()
             steps = self._compile()
             traced = profile(self.folder.profile, self.config.profile, self.screen.say)
             bar = progress(self.screen, self.config.steps)
-            with traced as updated, processes.stop_signal() as self._stop, bar as self._show:
+            with traced as update, processes.stop_signal() as self._stop, bar as self._show:
                 self._show(self.step, self.done, "")
-                if self.log.owes(self.step):  # the run stopped between saving and evaluating
+                # A run may end after it saved a checkpoint and before its evaluation.
+                if self.log.owes(self.step):
                     self.evaluate(whole=False)
                 self._clock.start(self.done)
                 is_over = False
                 while not is_over:
-                    self._update(steps)
-                    updated()
+                    with update():
+                        self._update(steps)
                     is_over = self._follow_up()
 
     def _follow_up(self) -> bool:
-        """Reports, saves and evaluates the last update if that is due; ends the run on a signal.
+        """After an update, makes the report, the checkpoint and the evaluation that are due.
+
+        After a stop signal, the run ends before the evaluation.
 
         Returns:
-            Whether the run is over.
+            Whether the run is complete.
         """
         signal = self._agreement.signal(self.step, self._stop())
         last = self.done >= 1
@@ -171,14 +185,15 @@ class Training:
             last = self.done >= 1
         if last or self.step % self.config.checkpoint_every == 0:
             self.save()
-        if signal:  # before an evaluation, which would delay the end
+        # The signal is handled first, because an evaluation would delay the end of the run.
+        if signal:
             self._end(signal)
         if last or self.step % self.config.evaluate_every == 0:
             self.evaluate(whole=last)
         return last
 
     def _update(self, step: CompiledStep) -> None:
-        """Makes one update with the next batch."""
+        """Makes an update with the next batch."""
         rate = self.schedule.rate(self.step, self._agreement.seconds, self._rate)
         batch = next(self.batches)
         is_lora = self.config.lora.lora_rank is not None
@@ -187,18 +202,19 @@ class Training:
         if self.mesh is not None:
             batch = place_batch(batch, self.mesh, self.share)
         self.state, measured = step(self.state, batch, np.float32(rate))
-        if self.config.minutes is not None:
-            # The clock is then at most one update behind, and the learning rate falls smoothly.
+        if self.config.max_minutes is not None:
+            # Waiting for the previous update keeps the clock at most one update behind, so the
+            # learning rate decays smoothly.
             jax.block_until_ready(self._unfinished)
         self.step, self._rate, self._unfinished = self.step + 1, rate, measured
         self.log.update(self.step, rate, measured)
 
     def _advance(self, lines: list[dict]) -> None:
-        """Shows the newest line of metrics, and warnings after the first lines of a run."""
+        """Shows the newest metrics, and early warnings during the first steps of a run."""
         if self.step <= FLUSH_EVERY:
             size = num_trainable(self.state.params)
             warnings = [vanishing(lines, size)]
-            if self.config.minutes is not None:
+            if self.config.max_minutes is not None:
                 warnings.append(late_peak(self.schedule.warmup, self.step, self.done))
             for warning in filter(None, warnings):
                 self.screen.say(warning)
@@ -208,37 +224,41 @@ class Training:
         self._show(self.step, self.done, progress_line(lines[-1], left) if lines else "")
 
     def _compile(self) -> CompiledStep:
-        """Compiles the step for the widest batches; reports the model's sizes and the memory."""
+        """Compiles the step for the widest batches, and reports model size and memory."""
         for line in describe_sizes(self.config.model):
             self.screen.say(line)
-        part = f" (frozen), {num_trainable(self.state.params):,} of an adapter"
+        part = f" (frozen) + {num_trainable(self.state.params):,} (LoRA adapter)"
         part = "" if self.config.lora.lora_rank is None else part
         self.screen.say(f"parameters: {parameter_count(self.config.model):,}{part}")
         widest = max(self.batches.shapes(), key=width)
         if self.mesh is not None:
-            widest = placed_shapes(widest, self.mesh, self.share)
+            widest = sharded_batch_shapes(widest, self.mesh, self.share)
         step, begin = CompiledStep(self.update, self._compiling), time.perf_counter()
         self.screen.say(memory_line(step.compile(self.state, widest)))
         self.screen.say(f"compiled in {time.perf_counter() - begin:.1f} s")
         return step
 
     @contextmanager
-    def _compiling(self, width: int) -> Iterator[None]:
-        """Pauses the clock while the context is open, after the pending updates are finished."""
+    def _compiling(self, width: int) -> Generator[None]:
+        """Waits for pending updates, and pauses the training clock while the context is open."""
         jax.block_until_ready(self.state.step)
-        with self._clock.paused(), self.screen.waiting(f"compiling for rows of {width} tokens"):
+        with (
+            self._clock.paused(),
+            self.screen.waiting(f"compiling the training step for sequences of {width} tokens"),
+        ):
             yield
 
     # ---- metrics and evaluations
 
     def flush(self) -> list[dict]:
-        """Writes the measurements since the last call and returns their lines.
+        """Writes all pending measurements to metrics.jsonl, and returns the written lines.
 
         Raises:
             Ended: A loss or gradient is not finite and the config does not skip such updates, or
                 too many consecutive updates were skipped.
         """
-        jax.block_until_ready(self.state.step)  # the timed updates are finished
+        # The measured time must include all updates.
+        jax.block_until_ready(self.state.step)
         tokens, flops = self._clock.lap()
         pace = {"tokens_per_second": round(tokens, 1), "seconds": round(self._clock.seconds, 1)}
         pace |= utilization(flops, self.mesh)
@@ -247,12 +267,14 @@ class Training:
             bad = line.get("not_finite")
             self._skipped = self._skipped + 1 if bad else 0
             if bad:
-                what = f"the {bad[0].replace('_', ' ')} is not finite at step {line['step']}"
+                what = f"at step {line['step']}, the {bad[0].replace('_', ' ')} is not finite"
                 if self.config.non_finite == "stop":
                     raise self._diverged(what)
                 if self._skipped >= MOST_SKIPPED:
-                    raise self._diverged(f"{what} and at the {MOST_SKIPPED - 1} steps before")
-                self.screen.say(f"warning: {what}; this update is skipped")
+                    raise self._diverged(
+                        f"{what}; the previous {MOST_SKIPPED - 1} steps failed too"
+                    )
+                self.screen.say(f"warning: {what}; the update was skipped")
         return lines
 
     def _diverged(self, what: str) -> processes.Ended:
@@ -262,7 +284,7 @@ class Training:
         )
 
     def _end(self, signal: Signals) -> NoReturn:
-        """Saves this step and ends the run because of a signal."""
+        """Saves a checkpoint and ends the run after a signal."""
         self.save()
         self.writer.wait()
         by = "" if signal == SIGINT else f" by {signal.name}"
@@ -271,12 +293,14 @@ class Training:
         )
 
     def evaluate(self, whole: bool) -> None:
-        """Scores the held-out data, writes a sample and draws the picture.
+        """Evaluates the held-out data, writes a sample and draws the loss curve.
 
-        A signal during scoring ends the run. The evaluation is then made when the run is resumed.
+        A signal during the evaluation ends the run. If the run is resumed, it repeats the
+        evaluation.
 
         Args:
-            whole: Whether to score all held-out data as well as the part of every evaluation.
+            whole: Whether to score all held-out data, in addition to the fixed part that every
+                evaluation scores.
 
         Raises:
             Interrupted: A signal arrived.
@@ -290,15 +314,19 @@ class Training:
                 part, all_of_it = self._score(variables, whole=False), None
                 key = jax.random.fold_in(jax.random.key(self.config.seed), self.step)
                 sample = self.task.sample(self.model, variables, key)
-            figure = f" nats per token, {part.measure:.3f} {measure.label}" if measure else ""
+            figure = (
+                f" nats per {measure.target}, {part.measure:.3f} {measure.label}" if measure else ""
+            )
             self.screen.say(f"step {self.step}: held-out loss {part.loss:.4f}{figure}")
             if whole and part.targets < self.task.num_targets:
                 all_of_it = self._score(variables, whole=True)
             self.log.evaluation(self.step, part, all_of_it, sample)
 
     def _score(self, variables: Variables, whole: bool) -> Score:
-        """Scores held-out data; a signal ends the run, unless other processes take part."""
-        bar = self.screen.count(self.task.num_targets, "held-out text", "tokens")
+        """Scores held-out data. A stop signal interrupts the scoring if only one process trains."""
+        measure = self.task.measure
+        unit = "tokens" if measure is None else f"{measure.target}s"
+        bar = self.screen.count(self.task.num_targets, "held-out data", unit)
         with bar if whole else nullcontext(lambda count: None) as show:
 
             def scored(count: int) -> None:

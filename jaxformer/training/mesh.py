@@ -1,4 +1,4 @@
-"""The mesh of a run, and batches on it."""
+"""The device mesh of a run, and the sharding of batches."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -7,36 +7,42 @@ import jax
 from jax.sharding import Mesh
 
 from jaxformer.models.kinds import build
-from jaxformer.models.mesh import AnyMesh, batch_sharding, make_mesh, num_row_parts, shardings
 from jaxformer.models.parameters import shape_tree
+from jaxformer.models.sharding.parameters import (
+    AnyMesh,
+    batch_sharding,
+    make_mesh,
+    num_batch_shards,
+    shardings,
+)
 from jaxformer.training.batch import WHOLE, AnyBatch, Share
 from jaxformer.training.config import RunConfig
 
 
 def num_devices_for(config: RunConfig) -> int:
-    """Returns the largest number of devices that divides a run's batch size.
+    """Returns the largest number of devices by which a run's batch size is divisible.
 
-    With several processes, or for a config without `batch_size`, it returns the number of all
-    devices. A batch that they do not divide raises an error elsewhere.
+    With several processes, or for a config without `batch_size`, returns the number of all devices.
+    In both cases, a later check raises an error if the batch size is not divisible by this number.
     """
-    rows, count = getattr(config, "batch_size", None), jax.device_count()
-    if rows is None or jax.process_count() > 1:
+    batch_size, count = getattr(config, "batch_size", None), jax.device_count()
+    if batch_size is None or jax.process_count() > 1:
         return count
-    return max(number for number in range(1, count + 1) if rows % number == 0)
+    return max(number for number in range(1, count + 1) if batch_size % number == 0)
 
 
-def mesh_of(config: RunConfig, say: Callable[[str], None]) -> Mesh | None:
-    """Makes the mesh of a run.
+def make_run_mesh(config: RunConfig, say: Callable[[str], None]) -> Mesh | None:
+    """Creates the device mesh of a run.
 
     Args:
         config: The `RunConfig`.
-        say: Receives the lines that describe the mesh.
+        say: Called with lines that describe the mesh.
 
     Returns:
-        The mesh; None if the config has no mesh and there is only one device.
+        The mesh, or None if the config has no mesh and there is only one device.
 
     Raises:
-        ValueError: The model cannot be placed on the mesh.
+        ValueError: The model cannot be sharded over the mesh's axes.
     """
     if config.mesh is None and jax.device_count() == 1:
         return None
@@ -44,7 +50,8 @@ def mesh_of(config: RunConfig, say: Callable[[str], None]) -> Mesh | None:
     mesh = make_mesh(sizes, None if config.mesh else jax.devices()[: sizes["data"]])
     if mesh.size < jax.device_count():
         say(
-            f"using {mesh.size} of {jax.device_count()} devices: no larger number divides the batch"
+            f"using {mesh.size} of {jax.device_count()} devices, because no larger number "
+            "of devices divides the batch size"
         )
     model = build(config.model)
     shardings(shape_tree(model), model, mesh)
@@ -53,17 +60,17 @@ def mesh_of(config: RunConfig, say: Callable[[str], None]) -> Mesh | None:
     return mesh
 
 
-def share_of(mesh: Mesh | None) -> Share:
-    """Returns the share of each micro-batch that this process reads.
+def process_share(mesh: Mesh | None) -> Share:
+    """Returns the shard of each micro-batch that this process reads.
 
-    The share has the rows of this process's own devices, if these rows are one of several equal
-    parts. Otherwise the process reads all rows.
+    If the sequences on this process's devices form one of several equal shards, the process reads
+    only this shard. In any other case, the process reads all sequences.
     """
     if mesh is None or jax.process_count() == 1:
         return WHOLE
-    parts = num_row_parts(mesh)
+    parts = num_batch_shards(mesh)
     where = batch_sharding(mesh).addressable_devices_indices_map((parts,))
-    local = sorted({rows.indices(parts)[0] for (rows,) in filter(None, where.values())})
+    local = sorted({part.indices(parts)[0] for (part,) in filter(None, where.values())})
     first, number = local[0], len(local)
     if local != list(range(first, first + number)) or parts % number or first % number:
         return WHOLE
@@ -71,12 +78,12 @@ def share_of(mesh: Mesh | None) -> Share:
 
 
 def place_batch(batch: AnyBatch, mesh: Mesh, share: Share = WHOLE) -> AnyBatch:
-    """Shards the rows of micro-batches over the devices.
+    """Shards the sequences of micro-batches over the devices.
 
     Args:
         batch: Micro-batches along the first axis.
-        mesh: The mesh.
-        share: The part of the rows that `batch` holds.
+        mesh: The device mesh.
+        share: The shard of each micro-batch that `batch` contains.
     """
     where = batch_sharding(mesh, before=1)
     if jax.process_count() == 1:
@@ -86,8 +93,8 @@ def place_batch(batch: AnyBatch, mesh: Mesh, share: Share = WHOLE) -> AnyBatch:
     )
 
 
-def placed_shapes(batch: AnyBatch, mesh: AnyMesh, share: Share = WHOLE) -> AnyBatch:
-    """Returns the shapes of a batch with the shardings of `place_batch`."""
+def sharded_batch_shapes(batch: AnyBatch, mesh: AnyMesh, share: Share = WHOLE) -> AnyBatch:
+    """Returns the shapes of the arrays that `place_batch` returns, with their shardings."""
     where = batch_sharding(mesh, before=1)
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(_whole(x.shape, share), x.dtype, sharding=where), batch
@@ -95,6 +102,6 @@ def placed_shapes(batch: AnyBatch, mesh: AnyMesh, share: Share = WHOLE) -> AnyBa
 
 
 def _whole(shape: tuple[int, ...], share: Share) -> tuple[int, ...]:
-    """Returns the shape of a batch of all processes."""
-    accumulate, rows, *rest = shape
-    return (accumulate, rows * share.count, *rest)
+    """Returns the shape of a batch that contains the shards of all processes."""
+    accumulate, batch_size, *rest = shape
+    return (accumulate, batch_size * share.count, *rest)

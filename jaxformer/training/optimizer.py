@@ -1,4 +1,4 @@
-"""The optimizer, built from optax, and the schedule of the learning rate."""
+"""The optimizer, composed of optax transformations, and the learning rate schedule."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -19,15 +19,15 @@ from jaxformer.training.config import OptimizerConfig
 
 @dataclass(frozen=True)
 class Schedule:
-    """Schedule of the learning rate: a linear warm-up from 0, then a decay to the final fraction.
+    """Learning rate schedule: a linear warm-up from 0, then a decay to the final fraction.
 
-    The warm-up follows the steps. The decay follows the steps or, if minutes limit the run, the
-    training time.
+    The warm-up depends on the number of completed updates. The decay depends on the completed
+    fraction of the steps or, if minutes limit the run, of the training time.
 
     Attributes:
         config: The settings of the optimizer.
-        steps: The number of updates of the run; None: no limit.
-        minutes: The minutes of training of the run; None: no limit.
+        steps: The number of updates of the run; no limit if None.
+        minutes: The training time of the run in minutes; no limit if None.
     """
 
     config: OptimizerConfig
@@ -35,13 +35,13 @@ class Schedule:
     minutes: float | None = None
 
     def done(self, step: int, seconds: float = 0.0) -> float:
-        """Returns the share of the run that is over, 1 at the end.
+        """Returns the completed fraction of the run, which is 1 at the end.
 
-        It is the larger of the share of the steps and the share of the minutes.
+        With limits on steps and minutes, the result is the larger of the two completed fractions.
 
         Args:
             step: The number of updates so far.
-            seconds: The seconds of training so far.
+            seconds: The training time so far, in seconds.
         """
         return max(self._by_steps(step), self._by_time(seconds))
 
@@ -50,9 +50,10 @@ class Schedule:
 
         Args:
             step: The number of updates so far.
-            seconds: The seconds of training so far.
-            last: The learning rate of the last update; None: there was none. The learning rate
-                rises by at most one step of the warm-up, also if a resumed run has a later end.
+            seconds: The training time so far, in seconds.
+            last: The learning rate of the last update, or None before the first update. The
+                returned rate exceeds `last` by at most peak / warmup, even if the run was resumed
+                with more steps or minutes.
         """
         config, warmup = self.config, self.warmup
         warm = min(1.0, step / warmup) if warmup else 1.0
@@ -64,19 +65,20 @@ class Schedule:
         return min(rate, last + config.peak / warmup)
 
     def rates(self) -> Iterator[float]:
-        """Returns the learning rates of all updates in order; endless if no steps limit the run."""
+        """Yields the learning rate of each update, endlessly if no step limit is set."""
         return map(self.rate, islice(count(), self.steps))
 
     @property
     def warmup(self) -> int:
-        """Number of updates of the warm-up: at most those of the run minus 1."""
+        """Number of warm-up updates, fewer than the updates of the run."""
         steps = self.config.warmup_steps
         return steps if self.steps is None else min(steps, self.steps - 1)
 
     def _left(self, step: int, seconds: float) -> float:
-        """Returns the share of the decay that is left: 1 before the decay, 0 after it."""
+        """Returns the remaining fraction of the decay: 1 before the decay, 0 after the decay."""
         is_late = self.config.schedule == "warmup-stable-decay"
-        length = self.config.decay_fraction if is_late else 1.0  # as a share of the run
+        # Length of the learning-rate decay as a fraction of the run.
+        length = self.config.decay_fraction if is_late else 1.0
         after_warmup = length if self.steps is None else min(length, 1 - self.warmup / self.steps)
         by_steps = (1 - self._by_steps(step)) / after_warmup
         by_time = (1 - self._by_time(seconds)) / length
@@ -90,19 +92,20 @@ class Schedule:
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Builds the optimizer: clipping by the global norm, then the updates.
+    """Builds the optimizer: clipping by the global norm, followed by the update rule.
 
-    Weight decay applies to matrices only. The updates are those of a learning rate of 1; the
-    training step multiplies them by the scheduled learning rate.
+    Weight decay applies to matrices only. The learning rate is 1; the training step multiplies the
+    updates by the scheduled learning rate.
     """
-    return optax.chain(clipped_to(config.clip_norm), _OPTIMIZERS[config.optimizer](config))
+    return optax.chain(clip_by_norm(config.clip_norm), _OPTIMIZERS[config.optimizer](config))
 
 
-def clipped_to(largest_norm: float) -> optax.GradientTransformation:
-    """Computes what `optax.clip_by_global_norm` does, by one product per element.
+def clip_by_norm(largest_norm: float) -> optax.GradientTransformation:
+    """Clips by the global norm like `optax.clip_by_global_norm`, but with one multiplication.
 
-    XLA:CPU fuses a product into the update of each moment. optax divides and then multiplies; XLA
-    stores the quotients, in a pass over all gradients.
+    XLA:CPU fuses this multiplication into the update of the optimizer's moments. optax divides each
+    element and then multiplies it. For these two operations, XLA:CPU needs a separate pass over all
+    gradients, which stores the quotients.
     """
 
     def update(
@@ -115,17 +118,17 @@ def clipped_to(largest_norm: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-# By name, not by rank: a bias that is stacked over layers also has two axes.
+# Vectors are selected by name, because a bias that is stacked over layers has two axes.
 _VECTORS = {"bias", "scale"}
 
 
 def is_matrix(params: optax.Params) -> Any:
-    """Returns a tree with True for each leaf with weight decay: all but biases and scales."""
+    """Returns a tree that is True for arrays with weight decay, and False for biases and scales."""
     return jax.tree_util.tree_map_with_path(lambda path, _: _last(path) not in _VECTORS, params)
 
 
 def _last(path: tuple[Any, ...]) -> str:
-    """Returns the name of a leaf."""
+    """Returns the last component of a leaf's path."""
     return jax.tree_util.keystr(path[-1:], simple=True)
 
 
@@ -141,15 +144,15 @@ def _adafactor(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def _muon(config: OptimizerConfig) -> optax.GradientTransformation:
-    """Builds Muon for all kernels except the head's, and AdamW for the rest.
+    """Builds Muon for all kernels except the output head's, and AdamW for the rest.
 
-    Muon's updates are scaled to the size of Adam's, so that both use one learning rate.
+    Muon's updates are scaled to the size of Adam's updates, so both use one learning rate.
     """
     muon = optax.contrib.muon(
         1.0,
         weight_decay=config.weight_decay,
         consistent_rms=0.2,
-        muon_weight_dimension_numbers=partial(jax.tree.map, _axes_of_kernel),
+        muon_weight_dimension_numbers=partial(jax.tree.map, _kernel_axes),
     )
     return optax.partition({"kernel": muon, "other": _adamw(config)}, _kernel_or_other)
 
@@ -162,8 +165,8 @@ def _kernel_or_other(params: optax.Params) -> Any:
     return jax.tree_util.tree_map_with_path(name, params)
 
 
-def _axes_of_kernel(kernel: Float[Array, "*layers in out"]) -> MuonDimensionNumbers:
-    """Returns the axes of a kernel [in, out] or [layers, in, out]."""
+def _kernel_axes(kernel: Float[Array, "*layers in out"]) -> MuonDimensionNumbers:
+    """Returns the input axis and the output axis of a kernel [in, out] or [layers, in, out]."""
     return MuonDimensionNumbers(kernel.ndim - 2, kernel.ndim - 1)
 
 
@@ -171,16 +174,17 @@ _lion = partial(_adamw, make=optax.lion)
 _OPTIMIZERS = {"adamw": _adamw, "lion": _lion, "adafactor": _adafactor, "muon": _muon}
 
 
-_OTHER = "other"  # the label of the parameters that no layer has
+# Label of the parameters that are not stacked over layers.
+_OTHER = "other"
 
 
 def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Applies an optimizer to each layer of the model as if its arrays were separate.
+    """Applies an optimizer to each layer of the model as if the layers' arrays were separate.
 
-    A model stacks the kernels of its layers into one array [layers, in, out]. Rules such as those
-    of Adafactor, LAMB and LARS compute a norm or another statistic of each array, which must be of
-    one layer. Element-wise rules such as Adam's need no mapping. Rules that depend on all
-    parameters, such as clipping by the global norm, must stay outside:
+    A model stacks the kernels of its layers into one array [layers, in, out]. Adafactor, LAMB and
+    LARS compute statistics of each array, such as its norm. A statistic must not mix several
+    layers. Element-wise optimizers such as Adam do not need `per_layer`. Transformations that
+    depend on all parameters, such as clipping by the global norm, must stay outside `per_layer`:
 
         optax.chain(optax.clip_by_global_norm(1.0), per_layer(optax.lamb(1e-3)))
 
@@ -188,8 +192,8 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
         optimizer: An optax optimizer.
 
     Returns:
-        The optimizer. Its state has the layers along the first axis of each array, as the
-        parameters have, so it is sharded like them.
+        The optimizer. The first axis of each array in the optimizer state is the layer, as in the
+        parameters. The state is therefore sharded like the parameters.
     """
     inner = optax.with_extra_args_support(optimizer)
     mapped = optax.GradientTransformationExtraArgs(
@@ -212,7 +216,10 @@ def per_layer(optimizer: optax.GradientTransformation) -> optax.GradientTransfor
 
 
 def _over_layers(function: Callable, tree: Any, *more: Any) -> Any:
-    """Maps a function over the first axis of all arrays; a model may lack this stack."""
+    """Maps a function over the first axis of all arrays.
+
+    If there are no arrays, the function is called once.
+    """
     if not jax.tree.leaves(tree):
         return function(tree, *more)
     return jax.vmap(function)(tree, *more)

@@ -1,6 +1,7 @@
-"""Presets of complete runs by name, and the settings of runs that begin from a checkpoint."""
+"""Named presets of complete runs, and the settings of runs that fine-tune a checkpoint."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,45 +10,50 @@ from jaxformer.models import config as configs
 from jaxformer.models.config import KINDS, PRESETS, Execution
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.training.config import (
-    HiddenTraining,
+    MaskedTokensTraining,
     OptimizerConfig,
     PairTraining,
+    PreferenceTraining,
+    RecordTraining,
     TextTraining,
     TrainingConfig,
+    TuningTraining,
     differences,
 )
 
-# What `jaxformer train` trains each kind of model for.
+# Config class of a training run, by the kind of its model.
 TRAININGS = {
     "decoder": TextTraining,
-    "encoder": HiddenTraining,
+    "encoder": MaskedTokensTraining,
     "encoder-decoder": PairTraining,
     "recurrent": TextTraining,
     "recurrent-encoder-decoder": PairTraining,
     "convolutional": TextTraining,
 }
 _UNROLLED = Execution(layers="unrolled")
-_WINDOW = 128  # tokens per window in runs on the standard library
+# Tokens per window in runs on Python's standard library.
+_WINDOW = 128
 
 
 def _stdlib(
     model: ModelConfig, learning_rate: float, steps: int = 2500, batch_size: int = 8
 ) -> TextTraining:
-    """Returns a run of about five minutes on two cores, on the Python standard library."""
-    training = HiddenTraining if model.bidirectional else TextTraining
+    """Returns a run of about five minutes on two cores that trains on Python's standard library."""
+    training = MaskedTokensTraining if model.bidirectional else TextTraining
     return training(
         model=model,
         execution=_UNROLLED,
         optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=50, final_fraction=0.0),
         steps=steps,
         batch_size=batch_size,
-        window_length=None if model.max_length == _WINDOW else _WINDOW,  # None: --max-length
+        # The value None means max_length, even if the user changes max_length.
+        window_length=None if model.max_length == _WINDOW else _WINDOW,
         evaluate_every=500,
         checkpoint_every=500,
     )
 
 
-# A gated feed-forward layer of width 344 has the parameter count of a plain one of width 512.
+# A gated feed-forward layer of width 344 has as many parameters as a plain layer of width 512.
 _LIBRARY: dict[str, Any] = {"vocab_size": 2048, "max_length": _WINDOW, "embed_dim": 128}
 _LIBRARY |= {"num_layers": 4, "num_heads": 2, "mlp_dim": 344}
 _LIBRARY |= {"positions": "rotary", "use_bias": False}
@@ -64,8 +70,8 @@ _WAVENET = configs.ConvolutionalConfig(
 
 
 def _tiny(model: ModelConfig) -> TrainingConfig:
-    """Returns a run of a few seconds that uses every part of training."""
-    training = TRAININGS[configs.kind_of(model)]
+    """Returns a run of a few seconds that exercises every part of training."""
+    training = TRAININGS[configs.architecture_name(model)]
     of_text = {"evaluation_windows": 16, "sample_tokens": 64}
     of_pairs = {"batch_tokens": 512, "lengths": 2, "evaluation_pairs": 16}
     sizes: dict[str, Any] = of_pairs if training is PairTraining else of_text
@@ -83,7 +89,7 @@ _SMALL = {"vocab_size": 512, "max_length": 64, "num_layers": 2, "embed_dim": 64}
 
 
 def _translation(model: ModelConfig) -> PairTraining:
-    """Returns a run of an hour on two cores, for ten thousand or more sentence pairs (Multi30k)."""
+    """Returns a run of an hour on two cores for at least 10,000 sentence pairs (as in Multi30k)."""
     return PairTraining(
         model=model,
         execution=_UNROLLED,
@@ -91,7 +97,7 @@ def _translation(model: ModelConfig) -> PairTraining:
             learning_rate=3e-3, warmup_steps=200, final_fraction=0.0, weight_decay=0.01, beta2=0.98
         ),
         steps=None,
-        minutes=60.0,
+        max_minutes=60.0,
         label_smoothing=0.1,
         evaluate_every=500,
         checkpoint_every=500,
@@ -104,18 +110,18 @@ def _shakespeare(
     batch_size: int,
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> TextTraining:
-    """Returns a run on bytes with nanoGPT's settings for Tiny Shakespeare (its README)."""
+    """Returns a byte-level run with nanoGPT's settings for Tiny Shakespeare (see its README)."""
     return TextTraining(
         model=model,
         execution=execution,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100),
         steps=steps,
         batch_size=batch_size,
-        held_out=0.1,
+        validation_fraction=0.1,
     )
 
 
-# Where the transformers library has a class for the kind, the preset's model exports to it.
+# Models of these presets can be exported to transformers if transformers has a class for them.
 _BERT: dict[str, Any] = {"norm_position": "post", "embedding_norm": True}
 _PEGASUS: dict[str, Any] = {"positions": "sinusoidal_halves", "scale_embeddings": True}
 _SENTENCES = {"vocab_size": 5000, "max_length": 256, "dropout": 0.2}
@@ -132,7 +138,8 @@ _FOR_GPU = configs.DecoderConfig(
 RUNS: dict[str, dict[str, TrainingConfig]] = {
     "stdlib": {
         "decoder": _stdlib(_LLAMA, 4e-3),
-        # With larger updates or fewer targets per update, it learns little but token frequencies.
+        # With a larger learning rate or fewer targets per update, the model learns little more than
+        # the frequencies of the tokens.
         "encoder": _stdlib(_MODERNBERT, 2e-3, steps=1250, batch_size=16),
         "recurrent": _stdlib(_LSTM, 1.6e-2),
         "convolutional": _stdlib(_WAVENET, 8e-3),
@@ -159,10 +166,10 @@ RUNS: dict[str, dict[str, TrainingConfig]] = {
 def training_preset(name: str, kind: str) -> TrainingConfig:
     """Returns the preset of a run by name.
 
-    The name of a model's preset gives a run of that model with default settings.
+    If `name` is the name of a model preset, the run trains this model with default settings.
 
     Raises:
-        ValueError: The kind has no preset of this name.
+        ValueError: There is no preset with this name for models of this kind.
     """
     if kind in RUNS.get(name, ()):
         return RUNS[name][kind]
@@ -175,33 +182,33 @@ def training_preset(name: str, kind: str) -> TrainingConfig:
     )
 
 
-def kinds_of(name: str) -> list[str]:
-    """Returns the kinds of model with a preset of this name; the default kind comes first."""
+def kinds_with_preset(name: str) -> list[str]:
+    """Returns the kinds of model with a preset of this name, starting with the default kind."""
     if name in PRESETS:
-        return [configs.kind_of(PRESETS[name])]
+        return [configs.architecture_name(PRESETS[name])]
     return list(RUNS.get(name, ()))
 
 
 def usual_preset(kind: str) -> str:
-    """Returns the name of the first preset for a kind of model."""
+    """Returns the name of the default preset for a kind of model."""
     return next(name for name, kinds in RUNS.items() if kind in kinds)
 
 
-# Fields of a model's config that change neither its parameters nor their meaning.
+# Fields of a model's config that change neither the parameters nor their meaning.
 CHANGEABLE = ("dropout", "dtype")
 
 
 def fine_tuning(kind: str, model: ModelConfig, preset: str | None) -> TrainingConfig:
-    """Returns the settings of a run that trains an existing model further.
+    """Returns the settings of a run that fine-tunes an existing model.
 
     Args:
-        kind: The kind of the model.
-        model: The config of the model.
-        preset: The preset of the training settings; None: default settings with a learning rate
-            of 1e-4.
+        kind: The kind of model, a key of `KINDS`.
+        model: The model's config.
+        preset: The name of the preset with the training settings. If None, the run has the default
+            settings with a learning rate of 1e-4.
 
     Raises:
-        ValueError: The kind has no preset of this name.
+        ValueError: There is no preset with this name for models of this kind.
     """
     if preset is None:
         return TRAININGS[kind](model, optimizer=OptimizerConfig(learning_rate=1e-4))
@@ -209,8 +216,8 @@ def fine_tuning(kind: str, model: ModelConfig, preset: str | None) -> TrainingCo
     if kind not in settings:
         names = ", ".join(name for name, kinds in RUNS.items() if kind in kinds)
         raise ValueError(
-            f"preset is {preset!r}; with --from, whose model is of kind {kind}, it must be one of "
-            f"{names}"
+            f"preset is {preset!r}; to fine-tune the model of --init-from (--model {kind}), it "
+            f"must be one of {names}"
         )
     chosen = settings[kind]
     if isinstance(chosen, TextTraining) and chosen.window_length is not None:
@@ -218,63 +225,106 @@ def fine_tuning(kind: str, model: ModelConfig, preset: str | None) -> TrainingCo
     return replace(chosen, model=model)
 
 
+# trl's default rate of DPO (version 1.16).
+_PREFERENCE_RATE = 1e-6
+
+
+def record_training(
+    training: TrainingConfig, *, has_preferences: bool, has_rate: bool
+) -> RecordTraining:
+    """Returns the settings of a run that tunes the model of `training` on records.
+
+    Args:
+        training: The settings of a run on text.
+        has_preferences: Whether the records have a better and a worse answer.
+        has_rate: Whether the learning rate of `training` comes from a preset.
+
+    Raises:
+        ValueError: The model does not predict the next token of a text.
+    """
+    if type(training) is not TextTraining:
+        kind = configs.architecture_name(training.model)
+        raise ValueError(
+            "the records have prompts with answers, which tune models that continue a text; the "
+            f"model is of the architecture {kind}"
+        )
+    shared = {field.name: getattr(training, field.name) for field in fields(TrainingConfig)}
+    if not has_preferences:
+        return TuningTraining(**shared)
+    if not has_rate:
+        shared["optimizer"] = replace(training.optimizer, learning_rate=_PREFERENCE_RATE)
+    return PreferenceTraining(**shared)
+
+
+def config_class(kind: str, training: Mapping[str, Any]) -> type[TrainingConfig]:
+    """Returns the class of a run's config.
+
+    Args:
+        kind: The kind of model, a key of `KINDS`.
+        training: The section "training" of config.json.
+    """
+    marks = {"loss_on": TuningTraining, "dpo_beta": PreferenceTraining}
+    return next((marks[name] for name in marks if name in training), TRAININGS[kind])
+
+
 def check_same_model(path: Path, before: TrainingConfig, after: TrainingConfig) -> None:
-    """Checks that no flag changes the model of a checkpoint.
+    """Checks that the user's flags do not change the model of a checkpoint.
 
     Args:
         path: The checkpoint.
-        before: The settings with the model of the checkpoint.
-        after: The settings with the user's flags.
+        before: The settings with the checkpoint's model.
+        after: The settings after the user's flags have been applied.
 
     Raises:
-        ValueError: A field of the model differs and is not in `CHANGEABLE`.
+        ValueError: A field of the model differs, and `CHANGEABLE` does not list this field.
     """
     for name, (old, new) in differences(before.model, after.model).items():
         if name not in CHANGEABLE:
             accepted = ", ".join("--" + field for field in CHANGEABLE)
             raise ValueError(
-                f"--{name.replace('_', '-')} is {new}, but the model in {path} has {old}; for an "
-                f"existing model only {accepted} may change"
+                f"--{name.replace('_', '-')} is {new}, but the model in {path} has {old}; for "
+                f"an existing model, you can change only {accepted}"
             )
 
 
-def check_head(path: Path, config: ModelConfig, family: str | None) -> None:
-    """Checks that the head of a checkpoint predicts tokens, since nothing else can be trained.
+def check_head(path: Path, config: ModelConfig, model_type: str | None) -> None:
+    """Checks that the output head of a checkpoint's model predicts tokens.
 
-    BertForPreTraining passes: beside its classifier of sentence pairs, it predicts masked tokens.
+    Training supports no other output head. BertForPreTraining is accepted, because it also predicts
+    masked tokens.
 
     Args:
         path: The checkpoint.
-        config: Its config.
-        family: Its model_type of transformers, or None.
+        config: The checkpoint's config.
+        model_type: The checkpoint's model_type in transformers, or None.
 
     Raises:
         ValueError: The model is a classifier.
     """
     labels = getattr(config, "num_labels", 0)
-    predicts_tokens = family == "bert" and getattr(config, "transform", False)
+    predicts_tokens = model_type == "bert" and getattr(config, "transform", False)
     if labels and not predicts_tokens:
         raise ValueError(
-            f"{path} is a classifier (num_labels is {labels}); classifiers cannot be trained yet, "
-            "only models that predict tokens"
+            f"{path} is a classifier (num_labels is {labels}), which training does not support; "
+            "use a model that predicts tokens"
         )
 
 
 def check_tokenizer(path: Path, tokenizer: Tokenizer | None, config: TrainingConfig) -> None:
-    """Checks that the tokenizer of a checkpoint suits the task and the model.
+    """Checks that a checkpoint's tokenizer is suitable for the task and the model.
 
     Args:
         path: The checkpoint.
-        tokenizer: Its tokenizer; None: it has none.
+        tokenizer: The checkpoint's tokenizer, or None if it is missing.
         config: The settings of the run.
 
     Raises:
-        ValueError: The tokenizer is missing, lacks a special token of the task, uses ids that
-            the model does not have, or lowercases texts although the settings say otherwise.
+        ValueError: The tokenizer is missing, lacks a special token that the task needs, uses ids
+            that the model does not have, or lowercases texts although `lowercase` is false.
     """
     if tokenizer is None:
         raise ValueError(
-            f"{path} has no tokenizer to read the text with; put its tokenizer.json "
+            f"{path} has no tokenizer, so the text cannot be read; put its tokenizer.json "
             "beside its weights"
         )
     if isinstance(config, PairTraining):
@@ -288,19 +338,19 @@ def check_tokenizer(path: Path, tokenizer: Tokenizer | None, config: TrainingCon
         opening = tokenizer.opening
     except ValueError:
         raise ValueError(
-            f"{path}: its tokenizer has no token that begins a text; set bos_token_id or "
+            f"{path}: the tokenizer has no token that begins a text; set bos_token_id or "
             "eos_token_id in config.json"
         ) from None
     needed = {*opening, *tokenizer.stop_tokens, *tokenizer.before, *tokenizer.after}
-    if isinstance(config, HiddenTraining):
+    if isinstance(config, MaskedTokensTraining):
         if tokenizer.mask_token is None:
             raise ValueError(
-                f"{path}: its tokenizer has no mask token, which replaces hidden tokens; it must "
-                "have [MASK] or <mask> among its special tokens"
+                f"{path}: the tokenizer has no mask token; add [MASK] or <mask> to its special "
+                "tokens, because the task replaces tokens by the mask token"
             )
         needed.add(tokenizer.mask_token)
     if max(needed) >= config.model.vocab_size:
         raise ValueError(
-            f"{path}: its tokenizer uses the id {max(needed)}; it must be below the model's "
+            f"{path}: the tokenizer uses the id {max(needed)}; it must be below the model's "
             f"vocab_size ({config.model.vocab_size})"
         )

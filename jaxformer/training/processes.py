@@ -1,15 +1,15 @@
-"""The processes that train a model, the signals that stop them, and errors that end them.
+"""Training with several processes, signals that stop a run, and errors that end a run.
 
-Several processes connect through JAX's distributed runtime. Each process has its own devices. All
-run the same program on the same order of data. Only process 0 writes the log. Without `join` there
-is one process, and no function here waits.
+The processes connect through JAX's distributed runtime. Each process has its own devices. All
+processes run the same program and see the same order of data. Only process 0 writes the log.
+If `join` is not called, there is one process, which never waits for other processes.
 """
 
 import errno
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from signal import SIG_DFL, SIGINT, SIGTERM, Signals, default_int_handler, signal
 from threading import Timer
@@ -24,16 +24,20 @@ from jaxformer.terminal import say
 from jaxformer.training.config import Processes
 from jaxformer.training.speed import Clock
 
-_LONG = 7 * 24 * 3_600_000  # milliseconds; process 0 may read text for hours while others wait
-SHUTDOWN = 10  # seconds that an ending process waits for the others, which may have failed
-MOST_STEPS = 10  # between two exchanges of the time and the signals
+# The timeout is a week in milliseconds, because process 0 may read text for hours while the other
+# processes wait.
+_LONG = 7 * 24 * 3_600_000
+# At its end, a process waits this number of seconds for the other processes, which may have failed.
+SHUTDOWN = 10
+# After at most this number of steps, the processes exchange training times and stop signals.
+MOST_STEPS = 10
 
 
 def join(processes: Processes) -> None:
-    """Connects to the other processes. Call it before JAX initializes its devices.
+    """Connects to the other processes. Call this function before JAX initializes its devices.
 
-    If some processes do not connect in time, this process ends with one line and exit status 2.
-    JAX itself would abort with a stack trace.
+    If some processes do not connect in time, this process prints an error message of one line and
+    ends with exit status 2. Without this check, JAX would abort with a stack trace.
 
     Raises:
         ValueError: The coordinator is "auto" and JAX does not detect a cluster.
@@ -41,9 +45,9 @@ def join(processes: Processes) -> None:
     if processes.coordinator is None:
         return
     message = (
-        f"not all processes connected within {processes.process_timeout} s (--process-timeout; "
-        f"--coordinator {processes.coordinator}); start every process, each with a different "
-        "--process-id"
+        f"not all processes connected to {processes.coordinator} (--coordinator) within "
+        f"{processes.process_timeout} s (--process-timeout); start every process, each with a "
+        "different --process-id"
     )
     missing = Timer(processes.process_timeout, leave, [message, 2])
     missing.daemon = True
@@ -57,18 +61,19 @@ def join(processes: Processes) -> None:
             initialization_timeout=processes.process_timeout + 60,
             shutdown_timeout_seconds=SHUTDOWN,
         )
-    except ValueError as error:  # its message names an argument of JAX
+    except ValueError as error:
         if not is_auto:
             raise
+        # JAX's message refers to an argument of `initialize`, a function that users do not call.
         raise ValueError(
-            "coordinator is 'auto', but JAX detects no cluster (Slurm, Open MPI, Kubernetes or "
-            f"a TPU pod); give the HOST:PORT of process 0 instead. JAX: {error}"
+            'coordinator is "auto", but JAX detects no cluster (Slurm, Open MPI, Kubernetes or '
+            f"a TPU pod); set coordinator to the HOST:PORT of process 0. JAX's message: {error}"
         ) from None
     missing.cancel()
 
 
 def is_first() -> bool:
-    """Returns whether this is process 0, which writes the files of the run."""
+    """Returns whether this process is process 0, which writes the run's files."""
     return jax.process_index() == 0
 
 
@@ -78,26 +83,28 @@ def are_several() -> bool:
 
 
 def wait_for_all(what: str) -> None:
-    """Waits until every process has made this call.
+    """Waits until every process has called this function with the same name.
 
     Args:
-        what: The name of the call, which must be unique.
+        what: The name of the barrier. All barriers of a program must have different names.
     """
     if are_several():
-        from orbax.checkpoint import multihost  # here, because importing orbax takes long
+        # Importing orbax is slow.
+        from orbax.checkpoint import multihost
 
         multihost.get_barrier_sync_fn()(key=f"jaxformer {what}", timeout_ms=_LONG)
 
 
 def done_by_first(what: str, action: Callable[[], None]) -> None:
-    """Runs an action in process 0 while the other processes wait.
+    """Runs a function in process 0 while the other processes wait.
 
     Args:
-        what: The name of the action, which must be unique.
-        action: The action.
+        what: The name of the barrier. All barriers of a program must have different names.
+        action: The function.
 
     Raises:
-        ValueError: In the other processes, if the action raises an exception in process 0.
+        ValueError: The function raised an exception in process 0. All other processes raise this
+            error.
     """
     if not are_several():
         action()
@@ -121,7 +128,8 @@ def require_same(settings: dict[str, object]) -> None:
     """Checks that all processes have the same settings.
 
     Raises:
-        ValueError: In every process, if the settings of a process differ from those of process 0.
+        ValueError: The settings of a process differ from the settings of process 0. All processes
+            raise this error.
     """
     if not are_several():
         return
@@ -145,52 +153,55 @@ def require_same(settings: dict[str, object]) -> None:
 
 
 def leave(message: str, status: int = 1) -> NoReturn:
-    """Ends this process with one line, after another process has failed.
+    """Ends this process with a one-line message, after another process has failed.
 
-    It does not wait for the other processes. JAX's runtime would wait and then abort with a stack
-    trace.
+    The process ends without waiting for the other processes. On a normal exit, JAX's runtime would
+    wait for the other processes and then abort with a stack trace.
     """
     say(f"jaxformer: {message}", sys.stderr)
     os._exit(status)
 
 
 def gather(*values: float) -> list[list[float]]:
-    """Returns the values of every process, in all processes: a list per process."""
-    words = np.asarray(values, np.float64).view(np.int32)  # JAX would round float64 to float32
+    """Collects the values of every process, and returns the same list in all processes."""
+    words = np.asarray(values, np.float64).view(np.int32)  # JAX would round float64 to float32.
     gathered = np.asarray(multihost_utils.process_allgather(words, tiled=False))
     return gathered.reshape(-1, words.size).view(np.float64).tolist()
 
 
 class Agreement:
-    """The time and the signals of a run, the same in all processes.
+    """Training time and stop signals of a run, synchronised across processes.
 
-    All processes must stop and change the learning rate at the same step. They exchange their
-    signals and times every second or, if updates are fast, every `MOST_STEPS` steps, and use the
-    time of process 0. One process alone uses its own clock and needs no exchange.
+    All processes must stop at the same step, and must change the learning rate at the same step.
+    The processes therefore exchange their signals and times once per second, or every `MOST_STEPS`
+    steps if updates are fast. All processes use the time of process 0. A single process uses its
+    own clock.
     """
 
     def __init__(self, clock: Clock, step: int = 0):
-        """Starts at the time of the clock.
+        """Initializes the training time with the time of this process's clock.
 
         Args:
-            clock: The clock of this process.
-            step: The number of steps that are made.
+            clock: The clock that measures training time in this process.
+            step: The number of completed steps.
         """
         self._clock = clock
-        self._agreed, self._step = clock.seconds, step  # at the last exchange
-        self._next = step + 1  # the step of the next exchange
+        # Training time and step of the last exchange between the processes, and step of the next
+        # exchange.
+        self._agreed, self._step = clock.seconds, step
+        self._next = step + 1
 
     @property
     def seconds(self) -> float:
-        """Seconds of training; with several processes, those of process 0 at the last exchange."""
+        """Training time in seconds; with several processes, the time that they last exchanged."""
         return self._agreed if are_several() else self._clock.seconds
 
     def signal(self, step: int, own: Signals | None) -> Signals | None:
-        """Returns the signal to stop after a step, if any process received one.
+        """Returns a stop signal that any process has received, or None.
 
         Args:
-            step: The number of steps that are made.
-            own: The signal that this process received.
+            step: The number of completed steps.
+            own: The signal that this process received, or None.
         """
         if not are_several():
             return own
@@ -209,26 +220,29 @@ _USUAL = {SIGINT: default_int_handler, SIGTERM: SIG_DFL}
 
 
 class Ended(Exception):
-    """Raised when a run ends before its last step; the message gives the reason and a next step."""
+    """Raised when a run ends before its last step.
+
+    The error message gives the reason, and tells the user what to do next.
+    """
 
     status = 1
 
 
 class Interrupted(Ended):
-    """Raised when a signal ended the run, after a checkpoint was saved."""
+    """Raised when a signal ended a run, after a checkpoint was saved."""
 
     def __init__(self, signal: Signals, message: str):
-        """Sets the exit status to 128 plus the number of the signal."""
+        """Sets the exit status to 128 plus the signal number."""
         super().__init__(message)
         self.status = 128 + signal
 
 
 @contextmanager
-def stop_signal() -> Iterator[Callable[[], Signals | None]]:
+def stop_signal() -> Generator[Callable[[], Signals | None]]:
     """Records the first signal instead of ending the process, while the context is open.
 
-    So no signal interrupts an update, whose buffers are donated. A second signal has its usual
-    effect and ends the process.
+    A signal must not interrupt an update, because the update donates the buffers of the training
+    state. A second signal has the usual effect and ends the process.
 
     Yields:
         A function that returns the recorded signal, or None.
@@ -249,7 +263,7 @@ def stop_signal() -> Iterator[Callable[[], Signals | None]]:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Returns whether a device ran out of memory. XLA reports this only in the message's text."""
+    """Returns whether a device ran out of memory, which XLA reports only in the error message."""
     text = str(error)
     return isinstance(error, RuntimeError) and (
         "Out of memory" in text or ("RESOURCE_EXHAUSTED" in text and not disk_is_full(error))
@@ -257,7 +271,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def disk_is_full(error: BaseException | None) -> bool:
-    """Returns whether a full disk caused the error or an error in its chain of causes."""
+    """Returns whether an error, or one of its causes, reports a full disk."""
     full = ("No space left", "Disk quota exceeded", "RESOURCE_EXHAUSTED: No space")
     return error is not None and (
         getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)

@@ -1,11 +1,11 @@
-"""Run folders: names, config.json, lock, preparation, and the search for an unfinished run."""
+"""Run folders: names, config.json, locks, data preparation, and the search for unfinished runs."""
 
 import os
 import re
 import shutil
 import unicodedata
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from jaxformer.artifacts.files import check_utf8
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_origin, read_sections
-from jaxformer.models.config import kind_of
+from jaxformer.models.config import architecture_name
 from jaxformer.training.config import Inputs, RunConfig, TrainingConfig
 from jaxformer.training.data.documents import HUB
-from jaxformer.training.presets import TRAININGS
+from jaxformer.training.presets import config_class
 
 if TYPE_CHECKING:
     from jaxformer.training.screen import Screen
@@ -24,24 +24,28 @@ if TYPE_CHECKING:
 
 try:
     import fcntl
-except ImportError:  # Windows
+except ImportError:  # Windows has no fcntl.
     fcntl = None
 
-LIBRARY = "stdlib"  # the name of a run without TEXT, which trains on the standard library
-_MOST_BYTES = 80  # file systems accept 255; the kind and next_free make the name longer
-_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")  # devices on Windows
+# Name of a run that trains on Python's standard library.
+LIBRARY = "stdlib"
+# File systems accept names of 255 bytes. This limit is smaller, to leave space for the words and
+# numbers that `run_name` and `next_free` append.
+_MOST_BYTES = 80
+# Device names on Windows.
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
 
 
 def run_name(inputs: Inputs, kind: str, tuned: bool = False) -> str:
-    """Returns the name of a run: the name of its text, and its kind unless it is a decoder.
+    """Returns the name of a run, such as `book` or `book-encoder-tuned`.
 
     Args:
-        inputs: The inputs of the run. If there are several files, the first gives the name.
-        kind: The kind of model, a key of `KINDS`.
-        tuned: Whether the run begins with the weights of a checkpoint.
+        inputs: The inputs of the run. The name begins with the name of the first file.
+        kind: The kind of model, a key of `KINDS`. The name does not contain "decoder".
+        tuned: Whether the run starts from the weights of a checkpoint.
 
     Returns:
-        One path component that every file system accepts.
+        A path component that every file system accepts.
     """
     text = inputs.source or (inputs.text[0] if inputs.text else None)
     parts = [LIBRARY if text is None else _text_name(str(text))]
@@ -50,28 +54,30 @@ def run_name(inputs: Inputs, kind: str, tuned: bool = False) -> str:
 
 
 def _text_name(text: str) -> str:
-    """Returns the name of a file (without suffixes), a folder or a dataset of the hub."""
+    """Returns the name of a file (without suffixes), a folder or a Hugging Face dataset."""
     if text.startswith(HUB):
         return _safe(text.removeprefix(HUB).partition(":")[0].split("/", 1)[-1])
     path = Path(os.path.abspath(text))
-    if os.path.isdir(path):  # unlike `Path.is_dir`, it accepts a path that is too long
+    # For a path that is too long, `os.path.isdir` returns False, but `Path.is_dir` may raise an
+    # error.
+    if os.path.isdir(path):
         return _safe(path.name)
     return _safe(Path(re.sub(r"\.(gz|zst)$", "", path.name)).stem)
 
 
 def _safe(name: str) -> str:
-    """Returns the letters, digits, dots and underscores of a name, with hyphens for the rest.
+    """Replaces all characters other than letters, digits, dots and underscores by hyphens.
 
-    The name has at most 80 bytes. It does not begin with a dot or a hyphen, so that it is not
-    hidden, a parent folder or a flag.
+    The result has at most 80 bytes. The result starts with neither a dot nor a hyphen, because such
+    a name would be a hidden file, a parent folder or a flag.
     """
     name = re.sub(r"[^\w.]+|\.{2,}", "-", unicodedata.normalize("NFC", name))
     name = name.encode()[:_MOST_BYTES].decode(errors="ignore").strip("-.")
     return f"text-{name}" if _RESERVED.match(name) else name or "text"
 
 
-def title_of(folder: RunFolder) -> str:
-    """Returns the title of a run's picture: its name or, for a run of a script, its folder."""
+def run_title(folder: RunFolder) -> str:
+    """Returns the title of a run's plot: the run's name, or for `fit`, the folder's name."""
     sections = folder.read_config()
     if "objective" in sections:
         return folder.path.name
@@ -83,35 +89,45 @@ def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
     """Returns the inputs and the config of a run.
 
     Raises:
-        ValueError: A key is unknown, missing or wrong. The message names the file and the key.
+        ValueError: A key is unknown, missing or has a wrong value. The message names the file and
+            the key.
     """
     sections = folder.read_config("model", "training")
     if "objective" in sections:
+        # `artifacts.values` imports JAX, which takes long.
+        from jaxformer.artifacts.values import described
+
         raise ValueError(
-            f"{folder.path} is a run of a script with the objective {sections['objective']}; only "
-            "the script can continue it"
+            f"{folder.path} was trained by a Python script with the objective "
+            f"{described(sections['objective'])}; to continue, call "
+            "jaxformer.training.fit.fit(...) with this objective in Python"
         )
     model, training = parse_kind(sections, folder.config), sections["training"]
     for name in ("execution", "optimizer", "lora"):
         if name not in training:
-            raise ValueError(f"{folder.config}: training has no {name}")
+            raise ValueError(f'{folder.config}: "training" lacks the key "{name}"')
     if "model" in training:
-        raise ValueError(f"{folder.config}: training has a model; it must be a separate section")
-    kind = TRAININGS[kind_of(model)]
+        raise ValueError(
+            f'{folder.config}: "model" must be a top-level section, not part of "training"'
+        )
+    kind = config_class(architecture_name(model), training)
     inputs = parse_inputs(sections, folder.config)
     return inputs, parse_config(kind, {**training, "model": model}, folder.config)
 
 
 def parse_inputs(sections: dict, where: Path) -> Inputs:
-    """Returns the paths that a run reads and its base checkpoint."""
+    """Returns the input paths and the base checkpoint of a run."""
     source, target = sections.get("source"), sections.get("target")
     return Inputs(sections.get("text") or (), source, target, read_origin(sections, where))
 
 
 def config_sections(config: RunConfig) -> dict[str, Any]:
-    """Returns a config as sections of config.json; loading needs only those of the model."""
+    """Returns a config as the sections of config.json.
+
+    Functions that load a model read only the section "model".
+    """
     training = {name: x for name, x in asdict(config).items() if name != "model"}
-    return {"kind": kind_of(config.model), "model": config.model, "training": training}
+    return {"kind": architecture_name(config.model), "model": config.model, "training": training}
 
 
 def write_run(folder: RunFolder, inputs: Inputs, config: TrainingConfig) -> None:
@@ -123,24 +139,25 @@ def write_run(folder: RunFolder, inputs: Inputs, config: TrainingConfig) -> None
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Holds an exclusive lock on the file `path` inside the context.
+def locked(path: Path) -> Generator[bool]:
+    """Holds an exclusive lock on the file `path` while the context is open.
 
-    The file is created if needed and is never removed. Its existence means nothing.
+    The file is created if needed and never removed. A run is in use if the file is locked, not if
+    the file exists.
 
     Yields:
-        True if the lock is held. False if the operating system or the file system has no locks, as
-        on some clusters.
+        True if the lock is held. False if the operating system or the file system does not support
+        locks, as on some clusters.
 
     Raises:
-        BlockingIOError: If another process holds the lock.
+        BlockingIOError: Another process holds the lock.
     """
     with path.open("a") as file:
         yield _lock(file)
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether another process holds the lock. Does not create the file."""
+    """Returns whether another process holds the lock on a file, without creating the file."""
     if not path.exists():
         return False
     try:
@@ -148,7 +165,7 @@ def is_locked(path: Path) -> bool:
             return False
     except BlockingIOError:
         return True
-    except OSError:  # no permission to write
+    except OSError:  # This process has no permission to write to the file.
         return False
 
 
@@ -168,10 +185,10 @@ class Run(NamedTuple):
     """A run on disk.
 
     Attributes:
-        folder: Its folder.
-        kind: The kind of its model.
-        step: The step of its newest checkpoint, 0 without one.
-        is_finished: Whether it has trained to its end and scored all held-out text.
+        folder: The run folder.
+        kind: The kind of model, a key of `KINDS`.
+        step: The step of the newest checkpoint, or 0 without a checkpoint.
+        is_finished: Whether the run reached its step or time limit and scored all held-out text.
     """
 
     folder: RunFolder
@@ -181,11 +198,11 @@ class Run(NamedTuple):
 
 
 class UnreadableRun(NamedTuple):
-    """A run on disk that cannot be read: it is damaged, or another version wrote it.
+    """A run on disk that cannot be read, because of damage or a different version.
 
     Attributes:
-        folder: Its folder.
-        reason: The error.
+        folder: The run folder.
+        reason: The error message.
     """
 
     folder: RunFolder
@@ -193,21 +210,22 @@ class UnreadableRun(NamedTuple):
 
 
 def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
-    """Returns the most recently trained unfinished run below a folder.
+    """Returns the most recently trained unfinished run in or below a folder.
 
-    A run that cannot be read is skipped with a warning if it is older.
+    An older run that cannot be read is skipped with a warning.
 
     Args:
-        runs: The folder. Runs may be at any depth, under any name.
-        kind: The kind of model; None: any kind.
+        runs: The folder, which is searched recursively. Run folders may have any name.
+        kind: The kind of model, a key of `KINDS`; any kind if None.
 
     Raises:
-        ValueError: There is none; the message gives the state of the newest run. Or the choice is
-            not certain: a run that cannot be read is newer, or the run has a copy, whose files are
-            newer than those of other runs only because they were copied later.
+        ValueError: No run is unfinished, or it is uncertain which unfinished run is the newest.
+            The order of the runs is uncertain if a newer run is unreadable, or if the run has a
+            copy. Copying changes the times of the files.
     """
     links_first = sorted(_folders_below(runs), key=lambda run: not run.path.is_symlink())
-    distinct = {run.path.resolve(): run for run in links_first}  # a run goes by its own path
+    # If links also lead to a run, the dict retains the path that is not a link.
+    distinct = {run.path.resolve(): run for run in links_first}
     folders = sorted(distinct.values(), key=_trained_at, reverse=True)
     found = [run for run in map(_read, folders) if run is not None]
     unreadable = [run for run in found if isinstance(run, UnreadableRun)]
@@ -218,54 +236,58 @@ def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
             _check_certain(run, runs, found)
             for skipped in unreadable:
                 warnings.warn(
-                    f"--resume skips {skipped.folder.path}: {skipped.reason}", stacklevel=2
+                    f"--resume ignores the unreadable run {skipped.folder.path}: {skipped.reason}",
+                    stacklevel=2,
                 )
             return run
-    of_kind = "" if kind is None else f" of kind {kind}"
+    with_model = "" if kind is None else f" with --model {kind}"
     if unfinished:
-        state = f"{unfinished[0].folder.path} is being trained by another process"
+        state = f"another process is training in {unfinished[0].folder.path}"
     elif unreadable:
-        state = f"{unreadable[0].folder.path} cannot be read ({unreadable[0].reason})"
+        state = f"cannot read {unreadable[0].folder.path} ({unreadable[0].reason})"
     elif candidates:
         path = candidates[0].folder.path
         state = (
-            f"{path} is finished (step {candidates[0].step}); to train it further, give "
-            f"--out {path} and more --steps or --minutes"
+            f"{path} finished at step {candidates[0].step}; to train further, raise --steps or "
+            f"--max-minutes and add --out {path}"
         )
     else:
-        state = "there is no run; for a run in another folder, give --out FOLDER"
-    raise ValueError(f"--resume found no unfinished run{of_kind} below {runs}: {state}")
+        state = "the folder contains no run. Name a run in another folder with --out FOLDER"
+    raise ValueError(f"--resume found no unfinished run{with_model} below {runs}: {state}")
 
 
 def _check_certain(run: Run, runs: Path, found: Sequence[Run | UnreadableRun]) -> None:
-    """Raises ValueError if another run may be the one that the user means.
+    """Raises ValueError if it is uncertain whether a run is the newest unfinished run.
+
+    The order of the runs is uncertain if a newer run is unreadable, or if the run has copies.
 
     Args:
         run: The newest unfinished run.
-        runs: The folder that was searched.
-        found: All runs, the newest first.
+        runs: The folder that was searched for runs.
+        found: All runs in or below the folder, newest first.
     """
     first = found[0]
-    start = _start_of(run.folder)
-    copies = [x.folder.path for x in found if start and _start_of(x.folder) == start]
+    start = _run_fingerprint(run.folder)
+    copies = [x.folder.path for x in found if start and _run_fingerprint(x.folder) == start]
     if isinstance(first, UnreadableRun):
-        state = f"{first.folder.path} is newer, but cannot be read ({first.reason})"
+        state = f"{first.folder.path} is a newer run that cannot be read ({first.reason})"
     elif len(copies) > 1:
         state = f"{' and '.join(map(str, copies))} are copies of one run"
     else:
         return
     path = run.folder.path
     raise ValueError(
-        f"--resume cannot choose a run below {runs}: {state}. Name the run with --out, such as "
+        f"--resume cannot choose a run in {runs}: {state}. Name the run with --out, such as "
         f"--out {path}"
     )
 
 
-def _start_of(folder: RunFolder) -> tuple[bytes, bytes] | None:
-    """Returns what a run shares only with its copies; None before its first measured time.
+def _run_fingerprint(folder: RunFolder) -> tuple[bytes, bytes] | None:
+    """Returns a fingerprint that a run shares only with its copies.
 
-    That is its config and its first line of metrics that has the seconds of training. The losses
-    of two runs with one config are equal, but their times differ.
+    The fingerprint consists of config.json and the first line of metrics.jsonl that has a training
+    time. The fingerprint is None if there is no such line. Two runs with equal configs have equal
+    losses, but different times.
     """
     if not folder.metrics.exists():
         return None
@@ -275,21 +297,21 @@ def _start_of(folder: RunFolder) -> tuple[bytes, bytes] | None:
 
 
 def _folders_below(folder: Path) -> Iterator[RunFolder]:
-    """Yields the folders of runs and links to runs. It does not search inside either."""
-    for path, names, _ in os.walk(folder):  # skips unreadable folders
+    """Yields run folders and links to run folders, without searching inside a run folder."""
+    for path, names, _ in os.walk(folder):  # os.walk skips unreadable folders.
         folders = [RunFolder(Path(path, name)) for name in sorted(names)]
         yield from (inner for inner in folders if inner.holds_run)
         names[:] = [inner.path.name for inner in folders if not inner.holds_run]
 
 
 def _trained_at(folder: RunFolder) -> float:
-    """Returns the time of the last write by training, from files that reading never changes."""
+    """Returns the latest modification time of the run's files that only training writes."""
     written = (folder.config, folder.metrics, folder.checkpoints)
     return max(path.stat().st_mtime for path in written if path.exists())
 
 
 def _read(folder: RunFolder) -> Run | UnreadableRun | None:
-    """Returns the run of `jaxformer train`; None for a run of a script and for a saved model."""
+    """Returns the run in a folder, or None if the folder has no run of `jaxformer train`."""
     from jaxformer.artifacts.checkpoint import Checkpoints
     from jaxformer.training.optimizer import Schedule
 
@@ -302,11 +324,11 @@ def _read(folder: RunFolder) -> Run | UnreadableRun | None:
         metrics = folder.read_metrics()
     except ValueError as error:
         return UnreadableRun(folder, str(error))
-    schedule = Schedule(config.optimizer, config.steps, config.minutes)
+    schedule = Schedule(config.optimizer, config.steps, config.max_minutes)
     is_finished = schedule.done(step, progress.get("seconds", 0.0)) >= 1 and any(
         line["step"] == step and "held_out_loss" in line for line in metrics
     )
-    return Run(folder, kind_of(config.model), step, is_finished)
+    return Run(folder, architecture_name(config.model), step, is_finished)
 
 
 def prepare_run(
@@ -318,30 +340,32 @@ def prepare_run(
     resume: bool,
     keep_base: Callable[[RunFolder, TrainingConfig], None] | None,
 ) -> None:
-    """Creates and locks the run folder, and writes the tokenized data unless it already exists.
+    """Creates and locks the run folder, and writes the tokenized data if they are missing.
 
     Args:
         folder: The run folder.
         inputs: The text or the pairs to read.
-        config: The `TrainingConfig`.
-        screen: Where progress is shown.
-        stack: An `ExitStack` that holds the lock until it is closed.
-        resume: Whether the run continues; otherwise the folder must not hold a run.
-        keep_base: Copies into the folder what a new run needs from the checkpoint that it starts
-            from; None: the run starts from fresh parameters.
+        config: The config of the run.
+        screen: Shows progress.
+        stack: Exit stack. Closing the stack releases the lock.
+        resume: Whether to continue an existing run. If false, the folder must not contain a run.
+        keep_base: Function that copies the base checkpoint's required files into the folder; None
+            if the run has no base checkpoint.
 
     Raises:
-        ValueError: The folder is in use, or the data cannot be trained on.
+        ValueError: The folder is in use, or the data are unsuitable for training.
     """
-    from jaxformer.training.tasks import task_of
+    from jaxformer.training.tasks import task_class
 
-    kind, gathered, is_new = task_of(config), None, False
+    kind, gathered, is_new = task_class(config), None, False
     if not resume:
         check_free(folder)
-        gathered = kind.gather(inputs, config, screen)  # raises before the folder is created
+        # Errors in the inputs must be raised before the folder is created.
+        gathered = kind.gather(inputs, config, screen)
         is_new = claim(folder)
     hold_lock(folder, screen.say, stack)
-    if not folder.baselines.exists():  # the last file of an earlier preparation
+    # `kind.write` writes the baselines last, so a run without their file is incomplete.
+    if not folder.baselines.exists():
         gathered = kind.gather(inputs, config, screen) if resume else gathered
         if keep_base is not None:
             keep_base(folder, config)
@@ -350,7 +374,7 @@ def prepare_run(
         try:
             kind.write(folder, config, gathered, screen)
         except ValueError:
-            if not resume:  # the data were rejected late: remove the new run
+            if not resume:  # The data are unsuitable, so the new run is removed.
                 _empty(folder.path, remove=is_new)
             raise
     screen.say(f"run folder: {folder.path}   documents: {folder.documents}")
@@ -361,29 +385,29 @@ def hold_lock(folder: RunFolder, say: Callable[[str], None], stack: ExitStack) -
     try:
         if not stack.enter_context(locked(folder.lock)):
             say(
-                f"warning: no locks for {folder.path} on this system; a second process that trains "
-                "in this folder would not be detected"
+                f"warning: this system cannot lock {folder.path}; do not train in this folder "
+                "with two processes, because neither would notice the other"
             )
     except BlockingIOError:
         raise ValueError(
-            f"{folder.path} is being trained by another process; wait until it ends, or "
-            "choose another --out"
+            f"another process is training in {folder.path}; wait until it ends, or choose "
+            "another folder with --out"
         ) from None
     except OSError as error:
-        raise ValueError(f"{folder.path} cannot be written: {error.strerror}") from None
+        raise ValueError(f"cannot write to {folder.path}: {error.strerror}") from None
 
 
 def claim(folder: RunFolder) -> bool:
     """Creates the run folder.
 
     Args:
-        folder: The run folder, which was free when it was last checked.
+        folder: The run folder, which `check_free` has accepted.
 
     Returns:
-        Whether this call created it; False if it was there and empty.
+        True if this call created the folder. False if the folder existed and was empty.
 
     Raises:
-        ValueError: Another process has put a run or files into it in the meantime.
+        ValueError: Another process has written into the folder after the call of `check_free`.
     """
     folder.path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -391,14 +415,14 @@ def claim(folder: RunFolder) -> bool:
     except FileExistsError:
         if not folder.path.is_dir() or not folder.is_free:
             raise ValueError(
-                f"{folder.path} has just been created by another process; run the command again"
+                f"another process has just created {folder.path}; run the command again"
             ) from None
         return False
     return True
 
 
 def _empty(path: Path, remove: bool) -> None:
-    """Deletes the contents of the folder, and the folder itself if `remove` is true."""
+    """Deletes the contents of a folder, and also the folder if `remove` is true."""
     for inside in path.iterdir():
         shutil.rmtree(inside) if inside.is_dir() else inside.unlink()
     if remove:
@@ -406,7 +430,7 @@ def _empty(path: Path, remove: bool) -> None:
 
 
 def check_free(folder: RunFolder) -> None:
-    """Raises ValueError unless a new run may be put into the folder."""
+    """Raises ValueError unless the folder is available for a new run."""
     check_utf8(folder.path)
     if folder.holds_run:
         raise ValueError(
@@ -415,4 +439,4 @@ def check_free(folder: RunFolder) -> None:
     if folder.path.exists() and not folder.path.is_dir():
         raise ValueError(f"{folder.path} is a file; --out must name a folder or a new path")
     if not folder.is_free:
-        raise ValueError(f"{folder.path} is not empty and holds no run; choose another --out")
+        raise ValueError(f"{folder.path} contains files, but not a run; choose another --out")

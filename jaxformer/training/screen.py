@@ -1,8 +1,8 @@
-"""Screen output: lines of text with progress bars below them, and the progress of a run."""
+"""Screen output: lines of text, progress bars below the text, and the metrics of a run."""
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,16 +13,19 @@ from rich.text import Text
 
 from jaxformer.terminal import visible
 
-_GAP, _LONG_GAP = 10.0, 60.0  # seconds between lines of a log, in its first minute and later
-# AdamW divides a gradient by its size plus 1e-8, so smaller gradients no longer move a parameter.
+# Two log lines are at least `_GAP` seconds apart in the first minute of a run, and at least
+# `_LONG_GAP` seconds apart afterwards.
+_GAP, _LONG_GAP = 10.0, 60.0
+
+# AdamW divides by the gradient's size plus 1e-8, so smaller gradients hardly move a parameter.
 _LEAST_GRADIENT = 1e-8
 
 
 class Screen:
-    """Prints text exactly as it is, with control characters as visible escapes.
+    """Prints text verbatim, with control characters as visible escapes.
 
     rich would interpret `[…]` as markup and `:…:` as an emoji, break long lines and expand tabs. A
-    terminal would execute escape sequences in a sample, a path or a name.
+    terminal would execute escape sequences in samples, paths or names.
     """
 
     def __init__(self, **options: Any):
@@ -37,7 +40,7 @@ class Screen:
 
     @property
     def is_interactive(self) -> bool:
-        """Whether the output is a terminal; only a terminal shows progress bars."""
+        """Whether the output is a terminal. Progress bars appear on terminals only."""
         return self._console.is_interactive
 
     def say(self, text: str) -> None:
@@ -47,19 +50,19 @@ class Screen:
     @contextmanager
     def bar(
         self, total: int | None, name: str = "", detail: str | None = ""
-    ) -> Iterator[Callable[[int, str, str], None]]:
+    ) -> Generator[Callable[[int, str, str], None]]:
         """Shows a progress bar while the context is open, if the output is a terminal.
 
-        A second bar appears below the first.
+        A second bar appears below the first bar.
 
         Args:
-            total: The value of `completed` at which the bar is full; None: unknown.
-            name: The text on its left at first.
-            detail: The text on its right at first; None: the elapsed seconds.
+            total: The value of `completed` that fills the bar; None if unknown.
+            name: The initial text on the left.
+            detail: The initial text on the right. If None, the bar shows the elapsed seconds.
 
         Yields:
-            ``show(completed, name, detail)``, which updates the bar, the text on its left and the
-            text on its right.
+            ``show(completed, name, detail)``, which updates the bar and the texts on its left and
+            right.
         """
         if not self.is_interactive:
             yield lambda completed, name, detail: None
@@ -76,24 +79,24 @@ class Screen:
                 self._bars.stop()
 
     @contextmanager
-    def waiting(self, name: str) -> Iterator[None]:
-        """Shows `name` while the context is open; on a terminal, also the elapsed seconds."""
+    def waiting(self, name: str) -> Generator[None]:
+        """Shows `name` while the context is open. On a terminal, also shows the elapsed seconds."""
         if not self.is_interactive:
             self.say(f"{name} …")
         with self.bar(None, name, None):
             yield
 
     @contextmanager
-    def count(self, total: int, name: str, unit: str) -> Iterator[Callable[[int], None]]:
+    def count(self, total: int, name: str, unit: str) -> Generator[Callable[[int], None]]:
         """Shows a progress bar with the remaining time while the context is open.
 
         Args:
-            total: The number of units.
+            total: The number of units of work.
             name: The text on the left of the bar.
-            unit: The name of the units.
+            unit: The plural name of the unit, such as "tokens".
 
         Yields:
-            ``advance(done)``, which sets the number of units that are done.
+            ``advance(done)``, which sets the number of completed units.
         """
         begin = time.perf_counter()
         with self.bar(total, name, f"0 of {total:,} {unit}") as show:
@@ -107,7 +110,7 @@ class Screen:
 
 
 class _Detail(ProgressColumn):
-    """Column with the text on the right of a bar, or the elapsed seconds if there is no text."""
+    """Column to the right of a bar, which shows a text or the elapsed seconds."""
 
     def render(self, task: Task) -> Text:
         detail = task.fields["detail"]
@@ -115,11 +118,11 @@ class _Detail(ProgressColumn):
 
 
 def progress_line(line: dict, minutes_left: float) -> str:
-    """Returns the loss, the speed and the remaining time as text.
+    """Formats the loss, the speed and the remaining time of a run.
 
     Args:
         line: A line of metrics.
-        minutes_left: The remaining time.
+        minutes_left: The remaining time in minutes.
     """
     loss = f"loss {line['loss']:.3f} · " if "loss" in line else ""
     return f"{loss}{line['tokens_per_second']:,.0f} tokens/s · {minutes_left:.1f} min left"
@@ -128,16 +131,16 @@ def progress_line(line: dict, minutes_left: float) -> str:
 @contextmanager
 def progress(
     screen: Screen, total: int | None, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Callable[[int, float, str], None]]:
+) -> Generator[Callable[[int, float, str], None]]:
     """Shows the progress of a run while the context is open.
 
     Args:
-        screen: Shows the bar or the lines.
-        total: The number of steps of the run; None: the run is limited by minutes.
-        clock: Returns the time in seconds, to space the lines of a log file.
+        screen: Shows a progress bar on a terminal, and log lines elsewhere.
+        total: The number of steps of the run; None if only the time is limited.
+        clock: Returns the current time in seconds, to limit the rate of log lines.
 
     Yields:
-        ``show(step, done, detail)``: it shows the step, the share of the run that is over, and a
+        ``show(step, done, detail)``, which shows the step, the completed fraction of the run and a
         text.
     """
     name = "step {}" if total is None else f"step {{}}/{total}"
@@ -157,20 +160,20 @@ def progress(
 
 
 def vanishing(lines: list[dict], num_parameters: int) -> str | None:
-    """Returns a warning if the gradients of all these steps are too small to train with.
+    """Returns a warning if the gradients of all given steps are too small for training.
 
     Args:
         lines: Lines of metrics.
-        num_parameters: The number of trained parameters.
+        num_parameters: The number of trainable parameters.
     """
     norms = [line["gradient_norm"] for line in lines if "gradient_norm" in line]
     least = _LEAST_GRADIENT * num_parameters**0.5
     if not norms or max(norms) >= least:
         return None
     return (
-        f"warning: the gradient norm of the first {len(lines)} steps is {max(norms):.1e} at most; "
-        f"below {least:.1e} (1e-8 for each of {num_parameters:,} parameters) updates are too small "
-        "to learn. Try a norm and a residual (--norm rms --residual), or fewer layers"
+        f"warning: the gradient norm of the first {len(lines)} steps is at most {max(norms):.1e}, "
+        f"but a model with {num_parameters:,} trainable parameters needs about {least:.1e} to "
+        "learn. Try a norm and a residual (--norm rms --residual), or fewer layers"
     )
 
 
@@ -178,15 +181,15 @@ def late_peak(warmup: int, step: int, done: float) -> str | None:
     """Returns a warning if the warm-up takes more than half of the updates of a run.
 
     Args:
-        warmup: The number of updates of the warm-up.
+        warmup: The number of warm-up updates.
         step: The number of updates so far.
-        done: The share of the run that is over.
+        done: The completed fraction of the run.
     """
     updates = step / done if done else math.inf
     if warmup <= 0.5 * updates:
         return None
     return (
-        f"warning: at this speed the run has about {updates:,.0f} updates, and the learning rate "
-        f"rises during the first {warmup:,}; it reaches its peak earlier with --warmup-steps "
+        f"warning: at this speed, the run makes about {updates:,.0f} updates, but the learning "
+        f"rate rises during the first {warmup:,}. For a shorter warm-up, set --warmup-steps "
         f"{max(1, round(updates / 10))}"
     )

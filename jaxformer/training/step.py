@@ -1,4 +1,4 @@
-"""The training step: its state, its shardings, and the jitted function that makes an update."""
+"""The training step: its state, its shardings and the jitted update function."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -15,11 +15,11 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, ArrayLike, Int, PRNGKeyArray
 
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.models.explicit_axes import in_auto_axes
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.lora import adapt
-from jaxformer.models.mesh import AnyMesh, replicated, shardings
 from jaxformer.models.parameters import init
+from jaxformer.models.sharding.explicit_axes import in_auto_axes
+from jaxformer.models.sharding.parameters import AnyMesh, replicated, shardings
 from jaxformer.models.trainable import combine, partition, trainable_value_and_grad
 from jaxformer.training.batch import AnyBatch
 from jaxformer.training.objectives import (
@@ -35,14 +35,14 @@ from jaxformer.training.objectives import (
 
 
 class TrainState(NamedTuple):
-    """Everything that an update reads and writes.
+    """The training state, which each update replaces.
 
     Attributes:
         step: The number of updates so far.
-        params: The parameters of the model.
+        params: The model's parameters.
         optimizer: The optimizer state of the trainable parameters (see `models.trainable`).
-        key: The random key of dropout.
-        average: The moving average of the trainable parameters; None: no average.
+        key: The random key for dropout.
+        average: The moving average of the trainable parameters, or None without averaging.
     """
 
     step: Array
@@ -52,13 +52,13 @@ class TrainState(NamedTuple):
     average: dict | None = None
 
     def weights(self) -> dict:
-        """Returns the model's parameters for scoring and use, averaged if there is an average."""
+        """Returns the parameters for evaluation: the moving average, if the state has one."""
         return self.params if self.average is None else self._with(self.average)
 
     def parts(self) -> tuple[dict, dict]:
-        """Returns the arrays of a checkpoint: (the average or the params, all other arrays).
+        """Returns the arrays of a checkpoint as (parameters, remaining arrays).
 
-        Frozen parameters are not included.
+        The parameters are the moving average, if the state has one. Frozen parameters are excluded.
         """
         trainable, _ = partition(self.params)
         rest = {"optimizer": self.optimizer, "key": jax.random.key_data(self.key)}
@@ -67,12 +67,12 @@ class TrainState(NamedTuple):
         return self.average, {**rest, "params": trainable}
 
     def restored(self, step: int, params: Any, rest: Any) -> "TrainState":
-        """Returns this state with the arrays of a checkpoint; frozen parameters are unchanged.
+        """Returns a state with the arrays of a checkpoint and the frozen parameters of this state.
 
         Args:
             step: The step of the checkpoint.
-            params: The first of `parts`.
-            rest: The second of `parts`.
+            params: The first dict that `parts` returned when the checkpoint was saved.
+            rest: The second dict that `parts` returned when the checkpoint was saved.
         """
         key, optimizer = jax.random.wrap_key_data(rest["key"]), rest["optimizer"]
         if self.average is None:
@@ -80,7 +80,7 @@ class TrainState(NamedTuple):
         return TrainState(jnp.int32(step), self._with(rest["params"]), optimizer, key, params)
 
     def _with(self, trainable: dict) -> dict:
-        """Returns the parameters with other values of the trainable ones."""
+        """Returns all parameters, with `trainable` in place of the current trainable parameters."""
         return combine(trainable, partition(self.params)[1])
 
 
@@ -99,9 +99,10 @@ def init_state(
         model: The model.
         optimizer: An optax optimizer.
         seed: The seed.
-        base: The initial parameters; None: random ones.
-        lora: If it has a rank, the kernels of `base` get low-rank updates, which are trained alone.
-        averages: Whether the state has a moving average of the trainable parameters.
+        base: The initial parameters; random parameters if None.
+        lora: LoRA settings. If `lora.lora_rank` is given, low-rank updates of the kernels in `base`
+            are the only trainable parameters.
+        averages: Whether to keep a moving average of the trainable parameters.
     """
     params_key, dropout_key = jax.random.split(jax.random.key(seed))
     if base is None:
@@ -115,10 +116,10 @@ def init_state(
 
 
 def _with_own_buffers(state: TrainState) -> TrainState:
-    """Copies each array that occurs again in the state.
+    """Copies arrays that occur more than once in the state.
 
-    Optimizers such as Prodigy keep the initial parameters. A step donates the state, and a buffer
-    can be donated only once.
+    A step donates the state, and a buffer can be donated only once. Optimizers such as Prodigy keep
+    a reference to the initial parameters.
     """
     seen = set()
 
@@ -134,13 +135,13 @@ def _with_own_buffers(state: TrainState) -> TrainState:
 def state_shardings(model: LanguageModel, mesh: AnyMesh, shapes: TrainState) -> TrainState:
     """Returns the sharding of each array of a training state.
 
-    Arrays of the optimizer's state that have the path and the shape of a parameter have its
-    sharding. The remaining arrays are replicated.
+    An array of the optimizer state gets the sharding of the parameter with the same path and shape.
+    All other arrays are replicated.
 
     Args:
         model: The model.
-        mesh: The mesh.
-        shapes: The shapes of the state.
+        mesh: The device mesh.
+        shapes: The shapes and dtypes of the state.
     """
     params = shardings(shapes.params, model, mesh)
     whole = replicated(mesh)
@@ -149,15 +150,17 @@ def state_shardings(model: LanguageModel, mesh: AnyMesh, shapes: TrainState) -> 
     places = dict(jax.tree_util.tree_leaves_with_path(learnt))
     sizes = {path: x.shape for path, x in jax.tree_util.tree_leaves_with_path(trainable)}
 
-    def beside(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        for start in range(len(path)):  # the path in the state ends in that of the parameter
+    def parameter_sharding(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        # The path of an array in the optimizer state ends with the path of its parameter.
+        for start in range(len(path)):
             if sizes.get(path[start:]) == leaf.shape:
                 return places[path[start:]]
         return whole
 
-    state = jax.tree_util.tree_map_with_path(beside, shapes.optimizer)
+    state = jax.tree_util.tree_map_with_path(parameter_sharding, shapes.optimizer)
     average = None if shapes.average is None else learnt
-    return TrainState._make((whole, params, state, whole, average))  # of shardings, not arrays
+    # The fields of this state are shardings, not arrays.
+    return TrainState._make((whole, params, state, whole, average))
 
 
 def init_on(
@@ -169,14 +172,14 @@ def init_on(
     lora: LoraConfig = LoraConfig(),  # noqa: B008 (frozen)
     averages: bool = False,
 ) -> TrainState:
-    """Creates the state of `init_state` with each array on its devices.
+    """Initializes the state of `init_state` with each array on its devices.
 
     Args:
-        mesh: The mesh; None: one device.
+        mesh: The device mesh; one device if None.
         model: The model.
         optimizer: An optax optimizer.
         seed: The seed.
-        base: Initial parameters, which are donated; None: random ones.
+        base: The initial parameters, which are donated; random parameters if None.
         lora: See `init_state`.
         averages: See `init_state`.
     """
@@ -190,12 +193,12 @@ def init_on(
 
 
 class Measured(NamedTuple):
-    """Measurements of an update.
+    """Measurements of one update.
 
     Attributes:
-        figures: The sums of the objective, divided by the count of the whole batch; `loss` is among
-            them. For a `CrossEntropy`, the loss is in nats per counted token, without label
-            smoothing and before the update.
+        figures: The sums that the objective reports, divided by the value of `Objective.count` for
+            the whole batch. The entry `loss` is always present. For `CrossEntropy`, the loss is in
+            nats per counted token, before the update and without label smoothing.
         gradient_norm: The global norm of the gradient before clipping.
     """
 
@@ -204,13 +207,14 @@ class Measured(NamedTuple):
 
     @property
     def loss(self) -> Array:
-        """The loss that is reported."""
+        """The reported loss."""
         return self.figures["loss"]
 
 
-Updated = tuple[TrainState, Measured]  # the result of an update
+Updated = tuple[TrainState, Measured]
 Step = Callable[[TrainState, AnyBatch, ArrayLike], Updated]
-_Accumulated = tuple[Sums, dict]  # (the sums of the objective, the gradient)
+# The sums of the objective, and the gradient of the mean loss.
+_Accumulated = tuple[Sums, dict]
 
 
 def make_step(
@@ -219,40 +223,41 @@ def make_step(
     objective: Objective = CrossEntropy(),  # noqa: B008 (frozen)
     *,
     skip_non_finite: bool = False,
-    average_decay: float | None = None,
+    ema_decay: float | None = None,
 ) -> jax.stages.Wrapped:
     """Builds the jitted training step ``(state, batch, learning_rate=1) -> (state, Measured)``.
 
-    The step donates its input state: the buffers are reused. `batch` is of the objective's type,
+    The step donates its input state, so the buffers are reused. `batch` is of the objective's type,
     with micro-batches along the first axis of its arrays. `learning_rate` multiplies the
-    optimizer's updates; leave it at 1 for an optimizer that has a schedule. Each micro-batch adds
-    its share of the mean over the whole batch. So the result is the gradient of the full batch even
-    if the micro-batches have unequal counts. Optimizers that need a `value` (Momo, `polyak_sgd`,
-    `reduce_on_plateau`) receive the loss.
+    optimizer's updates; leave it at 1 for an optimizer that has a schedule. The step uses the
+    gradient of the mean over the whole batch, even if the micro-batches have unequal counts.
+    Optimizers that need a `value` (Momo, `polyak_sgd`, `reduce_on_plateau`) receive the loss.
 
     Args:
         model: The model.
-        optimizer: An optax optimizer. The step raises ValueError if its update needs further
-            arguments, as that of `lbfgs` does.
-        objective: What an update reduces.
-        skip_non_finite: Whether an update with a loss or gradient that is not finite changes only
-            the step.
-        average_decay: The decay rate of the moving average; None: the state has none.
+        optimizer: An optax optimizer. If the optimizer's update needs further arguments (as in
+            `lbfgs`), the step raises ValueError.
+        objective: The quantity that an update minimizes.
+        skip_non_finite: Whether to skip updates whose loss or gradient is not finite. A skipped
+            update increments only the step.
+        ema_decay: The decay rate of the moving average; None for a state without an average.
 
     Raises:
-        ValueError: `objective` is no hashable `Objective`.
+        ValueError: `objective` is not an `Objective`, or it is not hashable.
     """
     check_objective(objective)
 
     @in_auto_axes
-    def loss_of(params: dict, batch: AnyBatch, key: PRNGKeyArray, inverse_count: Scalar) -> Sums:
+    def scaled_sums(
+        params: dict, batch: AnyBatch, key: PRNGKeyArray, inverse_count: Scalar
+    ) -> Sums:
         sums = objective.scaled_loss(model, params, batch, key, inverse_count)
         return check_sums(objective, sums)
 
     def accumulate(params: dict, batch: AnyBatch, key: PRNGKeyArray) -> _Accumulated:
-        """Returns the means over all micro-batches together, and the gradient of the loss."""
+        """Returns the means over all micro-batches, and the gradient of the mean loss."""
         num_micro = check_batch(objective, batch)
-        gradient = trainable_value_and_grad(loss_of, has_aux=True)
+        gradient = trainable_value_and_grad(scaled_sums, has_aux=True)
         keys = jax.random.split(key, num_micro)
         count = objective.count(batch)
         check_scalar(objective, "count", count)
@@ -278,8 +283,8 @@ def make_step(
         )
         updates = jax.tree.map(lambda update: learning_rate * update, updates)
         params, average = optax.apply_updates(trainable, updates), state.average
-        if average_decay is not None:
-            average = moved_average(average, params, state.step, average_decay)
+        if ema_decay is not None:
+            average = update_average(average, params, state.step, ema_decay)
         learnt = (params, optimizer_state, average)
         measured = Measured({"loss": loss, **figures}, optax.tree.norm(gradients))
         if skip_non_finite:
@@ -301,7 +306,7 @@ def _update(
     *,
     value: Scalar,
 ) -> tuple[optax.Updates, optax.OptState]:
-    """Calls the optimizer's update, with the loss if it takes extra arguments.
+    """Calls the optimizer's update, and passes the loss as `value` if the update accepts it.
 
     Raises:
         ValueError: The optimizer needs arguments other than `value`.
@@ -315,46 +320,46 @@ def _update(
         if "required keyword-only argument" not in str(error):
             raise
         raise ValueError(
-            "optimizer needs arguments that make_step does not have; make_step passes gradients, "
-            f"state, params and value (the loss). Write a step for this optimizer ({error})"
+            "optimizer needs arguments that make_step does not pass; make_step passes gradients, "
+            f"state, params and value (the loss). Write your own step for this optimizer ({error})"
         ) from error
 
 
 def updates(
     step: Step[AnyBatch], state: TrainState, batches: Iterable[AnyBatch], rates: Iterable[float]
 ) -> Iterator[Updated]:
-    """Runs updates until the batches or the learning rates end.
+    """Makes updates until `batches` or `rates` is exhausted.
 
     Args:
-        step: The function that `make_step` returns, or a vmapped one.
+        step: The function that `make_step` returns, or its `jax.vmap`.
         state: The initial state, which is donated.
         batches: The batch of each update.
         rates: The learning rate of each update.
 
     Yields:
-        (state, measured) after each update. The next update donates the state.
+        (state, measured) after each update. The next update donates this state.
     """
     for rate, batch in zip(rates, batches, strict=False):
         state, measured = step(state, batch, np.float32(rate))
         yield state, measured
 
 
-def moved_average(average: Any, params: Any, step: Int[ArrayLike, ""], decay: float) -> Any:
+def update_average(average: Any, params: Any, step: Int[ArrayLike, ""], decay: float) -> Any:
     """Updates a bias-corrected exponential moving average of the parameters.
 
-    After update t = step + 1, the average is Σ_s d^(t−s) θ_s / Σ_s d^(t−s) over s = 1 … t. It is
-    computed as m_t = m_{t−1} + w (θ_t − m_{t−1}) with w = (1 − d) / (1 − d^t), so w = 1 at t = 1.
+    After update t = step + 1, the average is Σ_s d^(t−s) θ_s / Σ_s d^(t−s) over s = 1 … t. The code
+    computes m_t = m_{t−1} + w (θ_t − m_{t−1}) with w = (1 − d) / (1 − d^t), so w = 1 at t = 1.
 
     Args:
-        average: The average before the update.
-        params: The parameters after the update.
+        average: The average before this update.
+        params: The parameters after this update.
         step: The number of updates before this one.
         decay: The decay rate d.
 
     Reference:
         Kingma & Ba 2015, §3 (bias correction).
     """
-    # expm1 of the logarithm: 1 − d^t would lose most of its digits where d^t is close to 1.
+    # Use expm1 of the logarithm, because 1 − d^t loses most digits where d^t is close to 1.
     correction = -jnp.expm1((step + 1) * math.log(decay))
     return optax.incremental_update(params, average, (1 - decay) / correction)
 
@@ -362,8 +367,8 @@ def moved_average(average: Any, params: Any, step: Int[ArrayLike, ""], decay: fl
 class CompiledStep:
     """Training step with one compiled program per batch shape, compiled on first use.
 
-    A translation run has six batch widths. XLA takes about six seconds on two cores for each, so
-    training starts after compiling one of them, not all.
+    XLA needs about six seconds on two cores to compile a program, and a translation run has batches
+    of six widths. Training starts as soon as the first program is compiled.
     """
 
     def __init__(
@@ -373,14 +378,14 @@ class CompiledStep:
 
         Args:
             step: The function that `make_step` returns.
-            compiling: Returns a context for the width of a batch. The context is open while the
-                program of that width is compiled.
+            compiling: Receives the width of a batch and returns a context manager, which is open
+                while the program for this width is compiled.
         """
         self._step, self._compiling = step, compiling
         self._programs: dict[Hashable, jax.stages.Compiled] = {}
 
     def compile(self, state: TrainState, batch: AnyBatch) -> jax.stages.Compiled:
-        """Returns the program for batches of this shape; compiles it if necessary."""
+        """Returns the compiled program for this batch shape, and compiles it on first use."""
         leaves, structure = jax.tree.flatten(batch)
         shapes = structure, *(leaf.shape for leaf in leaves)
         if shapes not in self._programs:
@@ -395,14 +400,14 @@ class CompiledStep:
 
 
 def width(batch: AnyBatch) -> int:
-    """Returns the last size of a batch's first array, such as the number of tokens of a row."""
+    """Returns the size of the last axis of a batch's first array, such as tokens per sequence."""
     return jax.tree.leaves(batch)[0].shape[-1]
 
 
 def num_bytes(program: jax.stages.Compiled) -> int | None:
-    """Returns the bytes that a program needs on each device, or None if that is not known.
+    """Returns the bytes that a program needs per device, or None if this number is unknown.
 
-    Outputs that reuse the buffers of inputs are not counted twice.
+    An output that reuses an input's buffer is counted once.
     """
     used = program.memory_analysis()
     if used is None:
@@ -412,8 +417,8 @@ def num_bytes(program: jax.stages.Compiled) -> int | None:
 
 
 def memory_line(program: jax.stages.Compiled) -> str:
-    """Returns a line with the memory that a training step needs on each device."""
+    """Returns a line about the memory per device that a training step needs."""
     size = num_bytes(program)
     if size is None:
-        return "memory: unknown on this device"
-    return f"memory: {size / 1e6:,.0f} MB for training (state, activations and gradients)"
+        return "memory per device: unknown on this platform"
+    return f"memory per device: {size / 1e6:,.0f} MB (state, activations and gradients)"

@@ -22,3 +22,8 @@ __all__ = [
     "compare",
     "dependency_matrix",
 ]
+
+
+def __dir__() -> list[str]:
+    """Lists the public names only."""
+    return __all__

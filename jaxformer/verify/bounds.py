@@ -1,15 +1,16 @@
-"""Bounds of marked elements: how a finite number can work as a mask.
+"""Interval arithmetic for taint analysis: decides whether a finite number works as a mask.
 
-A mask by −∞ removes marks exactly. A mask by a large number such as −10⁹ removes them only if no
-score can make up for it. Interval arithmetic decides that: each primitive in `_RULES` computes the
-lowest and highest value of its output from those of its inputs. An element with two equal bounds
-is a constant, so no input affects it. exp of a number that is always below −105 is the
-constant 0 in float32.
+A mask by −∞ always hides a score. A large number such as −10⁹ hides a score only if no score can
+compensate for this number. To decide whether a number hides a score, the rules in `_RULES` compute
+the bounds of each output from the bounds of the inputs. An element with equal lower and upper bound
+is a constant, so no input affects it. For example, exp(x) is the constant 0 in float32 if x is
+always below −105.
 
-One assumption enters: an element whose bounds are unknown is no larger than `reach`. Attention
-scores of trained models can be below −10⁴. The limit for float32 and bfloat16 is therefore 2²⁰, and
-at least 1,024 times the largest element of the array. Hence −10⁹ works as a mask, and −10⁴ does
-not, unless the scores are capped (tanh, clip).
+The analysis makes one assumption: the absolute value of an element with unknown bounds is at most
+`assumed_limit`. Attention scores of trained models can be below −10⁴, so this limit is 2²⁰ for
+float32 and bfloat16. For each array, the assumed limit is at least 1,024 times the largest
+absolute value of an element. With these limits, −10⁹ works as a mask. −10⁴ works only if the
+scores are capped (tanh, clip).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,7 +25,8 @@ from jaxformer.verify.marks import Bounds, Equation, Limit, Marked, Where, marke
 _Rule = Callable[[Equation], Bounds | None]
 
 REACH = 2.0**20
-_NOTABLE = 64.0  # smaller constants shift no score out of `reach`
+# Constants with a smaller absolute value cannot act as a mask.
+_NOTABLE = 64.0
 _UNIT, _SIGNED, _POSITIVE = Bounds(0.0, 1.0), Bounds(-1.0, 1.0), Bounds(0.0, np.inf)
 
 
@@ -33,27 +35,27 @@ def is_float(x: Array | np.ndarray) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def reach(dtype: DTypeLike) -> float:
-    """Returns the largest absolute value that elements with unknown bounds are assumed to have.
+def assumed_limit(dtype: DTypeLike) -> float:
+    """Returns the assumed maximum of the absolute value of elements with unknown bounds.
 
-    For float16 this is a fifth of its largest number, so that its lowest number, and half of it,
-    still count as masks.
+    For float16 this limit is a fifth of the largest finite number. With this limit, the lowest
+    finite number and half of it still work as masks.
     """
     return min(REACH, float(jnp.finfo(dtype).max) / 5)
 
 
 def underflow(dtype: DTypeLike) -> float:
-    """Returns a number below which exp is 0 in this dtype."""
+    """Returns a number below which exp underflows to 0 in the given dtype."""
     return float(np.log(float(jnp.finfo(dtype).smallest_subnormal))) - 1
 
 
-def bounds_of(x: Marked) -> Bounds:
-    """Returns the bounds of all elements; an unmarked element is a constant."""
+def element_bounds(x: Marked) -> Bounds:
+    """Returns the bounds of all elements. Elements that no input affects are constants."""
     return _with_constants(x, x.bounds)
 
 
 def sure_bounds(x: Marked) -> Bounds:
-    """Returns the bounds of all elements without the assumption: unknown ones are infinite."""
+    """Returns the bounds of all elements, where unknown bounds are infinite."""
     return _with_constants(x, x.bounds or Bounds(-np.inf, np.inf))
 
 
@@ -75,15 +77,12 @@ def _assumed(value: np.ndarray, where: Where) -> Bounds:
         return Bounds(-np.inf, np.inf)
     sizes = np.abs(value.astype(np.float64))
     largest = sizes.max(where=where & np.isfinite(sizes), initial=0.0)
-    limit = max(reach(value.dtype), 1024 * largest)
+    limit = max(assumed_limit(value.dtype), 1024 * largest)
     return Bounds(-limit, limit)
 
 
 def informative(x: Marked) -> bool:
-    """Returns whether the bounds say more than the assumption.
-
-    They do if they are known, or if an unmarked element is a large constant.
-    """
+    """Returns whether an array has known bounds, or a constant element that may act as a mask."""
     if x.bounds is not None:
         return True
     value = np.asarray(x.value)
@@ -94,7 +93,7 @@ def informative(x: Marked) -> bool:
 
 
 def output_bounds(equation: Equation) -> Bounds | None:
-    """Returns the bounds of the output of a primitive that has one; None if they are unknown."""
+    """Returns the bounds of the output of a primitive with one output; None if unknown."""
     rule, (output,) = _RULES.get(equation.primitive.name), equation.outputs
     if rule is None or not (is_float(output) or output.dtype == bool):
         return None
@@ -102,9 +101,9 @@ def output_bounds(equation: Equation) -> Bounds | None:
 
 
 def not_constant(bounds: Bounds | None, shape: Sequence[int]) -> Where | None:
-    """Returns bool [*shape], false for elements whose two bounds are equal; None if there are none.
+    """Returns bool [*shape]: False for elements that are constant because their bounds are equal.
 
-    Such an element has the same value for all inputs.
+    Returns None if no element has equal lower and upper bounds.
     """
     if bounds is None:
         return None
@@ -113,10 +112,10 @@ def not_constant(bounds: Bounds | None, shape: Sequence[int]) -> Where | None:
 
 
 def hull(*some: Marked) -> Bounds | None:
-    """Returns bounds that hold for all of these arrays, which have one shape."""
+    """Returns bounds that hold for several arrays of the same shape."""
     if not any(map(informative, some)):
         return None
-    return _hull([bounds_of(x) for x in some])
+    return _hull([element_bounds(x) for x in some])
 
 
 def _hull(bounds: Iterable[Bounds]) -> Bounds:
@@ -125,7 +124,7 @@ def _hull(bounds: Iterable[Bounds]) -> Bounds:
 
 
 def _rounded(low: Limit, high: Limit, output: Array) -> Bounds:
-    """Widens bounds by the rounding of the output's dtype. NaN (∞ − ∞) becomes unbounded."""
+    """Widens bounds by the rounding of the output's dtype. A bound that is NaN becomes ±∞."""
     epsilon = float(jnp.finfo(output.dtype).eps) if is_float(output) else 0.0
     low = np.where(np.isnan(low), -np.inf, low)
     high = np.where(np.isnan(high), np.inf, high)
@@ -133,12 +132,12 @@ def _rounded(low: Limit, high: Limit, output: Array) -> Bounds:
 
 
 def _added(sign: int) -> _Rule:
-    """Makes the rule of a sum (sign 1) or a difference (−1)."""
+    """Returns the taint rule of a sum (sign 1) or a difference (sign −1)."""
 
     def rule(equation: Equation) -> Bounds | None:
         if not any(map(informative, equation.inputs)):
             return None
-        a, b = map(bounds_of, equation.inputs)
+        a, b = map(element_bounds, equation.inputs)
         low, high = b if sign == 1 else (-b.high, -b.low)
         with np.errstate(invalid="ignore"):
             return _rounded(a.low + low, a.high + high, equation.outputs[0])
@@ -149,10 +148,11 @@ def _added(sign: int) -> _Rule:
 def _multiplied(equation: Equation) -> Bounds | None:
     if all(x.bounds is None for x in equation.inputs):
         return None
-    a, b = map(bounds_of, equation.inputs)
+    a, b = map(element_bounds, equation.inputs)
     with np.errstate(invalid="ignore"):
         corners = np.stack(np.broadcast_arrays(*(x * y for x in a for y in b)))
-    corners = np.where(np.isnan(corners), 0.0, corners)  # 0 × ∞, of numbers that are finite
+    # 0 × ∞ is NaN, but the factors are finite, so the product is 0.
+    corners = np.where(np.isnan(corners), 0.0, corners)
     return _rounded(corners.min(axis=0), corners.max(axis=0), equation.outputs[0])
 
 
@@ -181,7 +181,7 @@ def _exponential(base: float) -> _Rule:
             return _POSITIVE
         floor = underflow(output.dtype)
         with np.errstate(over="ignore"):
-            low, high = (np.exp(np.log(base) * bound) for bound in bounds_of(x))
+            low, high = (np.exp(np.log(base) * bound) for bound in element_bounds(x))
         low, high = (np.where(bound <= np.exp(floor), 0.0, bound) for bound in (low, high))
         return _rounded(low, high, output)
 
@@ -192,38 +192,42 @@ def _logistic(equation: Equation) -> Bounds | None:
     (x,), (output,) = equation.inputs, equation.outputs
     if not informative(x):
         return _UNIT
-    return Bounds(0.0, np.where(bounds_of(x).high <= underflow(output.dtype), 0.0, 1.0))
+    return Bounds(0.0, np.where(element_bounds(x).high <= underflow(output.dtype), 0.0, 1.0))
 
 
 def _monotone(function: Callable[..., Limit], *inputs: Marked) -> Bounds:
-    """Applies a monotone function to the bounds. Assumed bounds make no element constant."""
+    """Applies a monotone function to bounds.
+
+    If an element's bounds are equal only because of the assumed limit, the bounds without this
+    limit are returned.
+    """
     assumed, sure = (
-        Bounds(*map(function, *map(limits, inputs))) for limits in (bounds_of, sure_bounds)
+        Bounds(*map(function, *map(limits, inputs))) for limits in (element_bounds, sure_bounds)
     )
     doubtful = np.equal(*assumed) & ~np.equal(*sure)
     return Bounds(*(np.where(doubtful, x, y) for x, y in zip(sure, assumed, strict=True)))
 
 
-def _ordered(of_two: Callable[[Limit, Limit], Limit]) -> _Rule:
+def _ordered(choose: Callable[[Limit, Limit], Limit]) -> _Rule:
     def rule(equation: Equation) -> Bounds | None:
         if not any(informative(x) or x.marks is None for x in equation.inputs):
             return None
-        return _monotone(of_two, *equation.inputs)
+        return _monotone(choose, *equation.inputs)
 
     return rule
 
 
 def _clamped(equation: Equation) -> Bounds | None:
     lowest, x, highest = equation.inputs
-    return Bounds(*map(np.clip, sure_bounds(x), bounds_of(lowest), bounds_of(highest)))
+    return Bounds(*map(np.clip, sure_bounds(x), element_bounds(lowest), element_bounds(highest)))
 
 
 def _compared(equation: Equation) -> Bounds | None:
-    """Rule of a comparison, which is constant if it holds for all inputs or for none."""
+    """Returns the bounds of a comparison, which are equal if its result is always the same."""
     name, inputs = equation.primitive.name, equation.inputs
     if all(x.bounds is None for x in inputs):
         return None
-    a, b = map(bounds_of, inputs[::-1] if name in ("gt", "ge") else inputs)
+    a, b = map(element_bounds, inputs[::-1] if name in ("gt", "ge") else inputs)
     is_strict = name in ("lt", "gt")
     always = a.high < b.low if is_strict else a.high <= b.low
     never = a.low >= b.high if is_strict else a.low > b.high
@@ -237,7 +241,7 @@ def _selected(equation: Equation) -> Bounds | None:
     large = undecided.any() and any(map(informative, cases))
     if not large and all(case.bounds is None for case in cases):
         return None
-    bounds = [bounds_of(case) for case in cases]
+    bounds = [element_bounds(case) for case in cases]
     low, high = _hull(bounds)
     for number, case in enumerate(bounds):
         decided = ~undecided & (choice == number)
@@ -245,13 +249,13 @@ def _selected(equation: Equation) -> Bounds | None:
     return Bounds(low, high)
 
 
-def _reduced(of_all: Callable[..., np.ndarray]) -> _Rule:
+def _reduced(reduce_axes: Callable[..., np.ndarray]) -> _Rule:
     def rule(equation: Equation) -> Bounds | None:
         (x,), axes = equation.inputs, tuple(equation.params["axes"])
         if not informative(x) or not np.size(x.value):
             return None
         shape = np.shape(x.value)
-        return _monotone(lambda bound: of_all(np.broadcast_to(bound, shape), axis=axes), x)
+        return _monotone(lambda bound: reduce_axes(np.broadcast_to(bound, shape), axis=axes), x)
 
     return rule
 
@@ -261,9 +265,13 @@ def _converted(equation: Equation) -> Bounds | None:
     value = np.asarray(x.value)
     if not is_float(output) or not (value.dtype == bool or is_float(value)):
         return None
-    if x.bounds is None and is_float(value) and reach(value.dtype) >= reach(output.dtype):
+    if (
+        x.bounds is None
+        and is_float(value)
+        and assumed_limit(value.dtype) >= assumed_limit(output.dtype)
+    ):
         return None
-    return bounds_of(x) if value.dtype == bool else _rounded(*bounds_of(x), output)
+    return element_bounds(x) if value.dtype == bool else _rounded(*element_bounds(x), output)
 
 
 _RULES: dict[str, _Rule] = {
@@ -287,17 +295,20 @@ _RULES: dict[str, _Rule] = {
     "reduce_min": _reduced(np.min),
     "convert_element_type": _converted,
 }
-# Functions that are 0 for very negative inputs.
+# Primitives whose output is 0 for very negative inputs.
 _FALLING = ("exp", "exp2", "logistic")
 
 
 class Thresholds:
-    """Counts of the elements of exp that are 0 because of a finite mask.
+    """Counts of the attention weights that are 0 because of a finite mask.
 
     Attributes:
-        far: The number of elements that are 0 as long as scores stay within `reach`.
-        near: The number of elements that are 0 for these inputs and may differ for others.
-        number: The largest input of exp among the latter, which is about the number of their mask.
+        far: The number of elements that are 0 if no score has an absolute value above
+            `assumed_limit`.
+        near: The number of elements that are 0 for these inputs but might be nonzero for other
+            inputs.
+        number: The largest input of exp at the elements that `near` counts. This value is close to
+            the finite number in the mask.
     """
 
     def __init__(self) -> None:
@@ -305,18 +316,18 @@ class Thresholds:
         self.far, self.near, self.number = 0, 0, -np.inf
 
     def see(self, equation: Equation, outputs: Sequence[Marked]) -> None:
-        """Counts the elements of the outputs of an equation, given with their marks."""
+        """Counts the masked elements in the outputs of an equation."""
         x = equation.inputs[0] if equation.primitive.name in _FALLING else None
         if x is None or x.bounds is None or not is_float(x.value):
             return
         (output,), shape = outputs, np.shape(x.value)
-        low, high = (np.broadcast_to(bound, shape) for bound in bounds_of(x))
+        low, high = (np.broadcast_to(bound, shape) for bound in element_bounds(x))
         affected = marked(x.marks, shape)
         zero = affected & (np.asarray(output.value) == 0)
         settled = zero & ~marked(output.marks, shape)
         with np.errstate(invalid="ignore"):
             middle = (low + high) / 2
-            self.far += int((settled & (high - low >= reach(x.value.dtype))).sum())
+            self.far += int((settled & (high - low >= assumed_limit(x.value.dtype))).sum())
         near = zero & ~settled & np.isfinite(middle) & (middle < underflow(x.value.dtype))
         if near.any():
             self.near += int(near.sum())
@@ -326,13 +337,13 @@ class Thresholds:
         """Yields a sentence for each count that is not 0."""
         if self.far:
             yield (
-                f"{self.far} scores are masked by a finite number: that holds while no score "
-                f"exceeds {REACH:,.0f} in size"
+                f"{self.far} scores are masked by a finite number. This mask hides them only if "
+                f"the absolute value of every score is at most {REACH:,.0f}"
             )
         if self.near:
             number = float(f"{self.number:.2g}")
             yield (
-                f"{self.near} scores are masked by about {number:,.0f}, which scores may reach "
-                f"(up to {REACH:,.0f} in size is allowed for): they count as visible. Mask by "
-                "-jnp.inf or jnp.finfo(dtype).min, or bound the scores by a cap (tanh, clip)"
+                f"{self.near} scores are masked by about {number:,.0f}. Taint analysis treats "
+                f"these scores as visible, because scores may be as large as {REACH:,.0f}. Mask by "
+                "-jnp.inf or jnp.finfo(dtype).min, or cap the scores (tanh, clip)"
             )

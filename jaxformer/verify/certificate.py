@@ -1,15 +1,15 @@
-"""Certificates of a model: a list of properties, each checked on this machine.
+"""Certificates of language models: a list of properties, each checked by running the model.
 
     for property in certify(model, variables): print(property)
 
-The result of a failed property states by how much it fails. For a model with named points, it also
-states the first layer at which it fails.
+The result of a failed property states the size of the deviation. For a model with named hook
+points, the result also names the first layer that deviates.
 """
 
 import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from types import EllipsisType
 from typing import NamedTuple
@@ -17,30 +17,40 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.decoding.autoregressive import advance, start
+from jaxformer.decoding.autoregressive import extend, init_cache
 from jaxformer.decoding.score import score
 from jaxformer.functional.cache.key_values import Cache
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
-from jaxformer.verify.comparison import compare, warn
+from jaxformer.verify.certified_model import (
+    CertifiedModel,
+    Result,
+    Value,
+    certified_model,
+    distance,
+    first_failing_layer,
+)
+from jaxformer.verify.comparison import Comparison, compare, warn
 from jaxformer.verify.dependency import NO_PATH, dependency_matrix
-from jaxformer.verify.subject import Result, Subject, Value, distance, first_broken, subject_of
 
 Index = slice | tuple[EllipsisType | slice | np.ndarray, ...]
-HALF = "finite in bfloat16"  # the property that is always checked in bfloat16
+# The check of this property always computes in bfloat16.
+HALF = "finite in bfloat16"
+METHOD_NAMES = {"taint": "taint analysis", "derivative": "derivatives", "change": "perturbation"}
 
 
 class Property(NamedTuple):
     """The result of checking one property.
 
     Attributes:
-        name: The key of PROPERTIES.
+        name: The property's key in `PROPERTIES`.
         holds: Whether the property holds.
-        detail: The measured figures.
-        layer: The first layer at which it fails; None if it holds or the layer is unknown.
-        seconds: The duration of the check.
+        detail: The measurements, as text.
+        layer: The first layer at which the property fails; None if it holds or the layer is
+            unknown.
+        seconds: The duration of the check in seconds.
     """
 
     name: str
@@ -60,46 +70,49 @@ def certify(
     dtype: str = "float32",
     allow_remarks: bool = False,
 ) -> Iterator[Property]:
-    """Checks the properties in PROPERTIES and yields the results one by one.
+    """Checks the properties in PROPERTIES and yields one result after another.
 
-    A bug that only appears in longer rows, larger batches or another dtype than those tested is not
-    found. Set `length`, `batch_size` and `dtype` to test them.
+    The checks run at one length, batch size and dtype. The checks do not find a bug that appears
+    only at another length, batch size or dtype. To test other sizes and dtypes, set `length`,
+    `batch_size` and `dtype`.
 
     Args:
-        model: The model; see `subject_of`, also for the other arguments.
+        model: A language model, which must be autoregressive unless it is an encoder.
         variables: The model's parameters.
-        length: Tokens per row; None: 128, or max_length if that is smaller.
-        seed: Seed of the random texts.
-        batch_size: Batch elements of every pass; None: 1 to 32, depending on the property.
+        length: Tokens per sequence. If None, the length is 128, or max_length if max_length is
+            smaller.
+        seed: Seed of the random token ids.
+        batch_size: Batch size of the forward passes. If None, each property has its own batch size
+            from 1 to 32.
         dtype: The dtype in which the model computes, "float32" or "bfloat16".
-        allow_remarks: Whether to omit the warning (`RemarkWarning`) if a property holds with a
-            remark.
+        allow_remarks: If True, no `RemarkWarning` is issued if a property holds but its result has
+            remarks.
 
     Yields:
         The result of each property.
 
     Raises:
-        ValueError: The model cannot be certified, or an argument is not as described.
+        ValueError: The model cannot be certified, or an argument is invalid.
     """
     options = {"length": length, "seed": seed, "batch_size": batch_size, "dtype": dtype}
-    subject = subject_of(model, variables, **options)
-    for name in asked_of(subject):
-        found = examine(subject, name)
+    subject = certified_model(model, variables, **options)
+    for name in applicable_properties(subject):
+        found = check_property(subject, name)
         if found.holds and PROPERTIES[name] is _rule and not allow_remarks:
             warn(subject.dependency)
         yield found
 
 
-def asked_of(subject: Subject) -> tuple[str, ...]:
-    """Returns the names of the properties that apply to the model's kind."""
+def applicable_properties(subject: CertifiedModel) -> tuple[str, ...]:
+    """Returns the names of the properties that apply to the model's architecture."""
     left_out = {"bidirectional"} | (set() if subject.source is not None else {"reads its source"})
-    if subject.config.bidirectional:  # an encoder, which is not autoregressive
+    if subject.config.bidirectional:  # Encoders are not autoregressive.
         left_out = OF_GENERATION
     return tuple(name for name in PROPERTIES if name not in left_out)
 
 
-def examine(subject: Subject, name: str) -> Property:
-    """Checks one property of PROPERTIES and returns the result."""
+def check_property(subject: CertifiedModel, name: str) -> Property:
+    """Checks the property `name` of PROPERTIES and returns the result."""
     begin = time.perf_counter()
     holds, detail, *layer = PROPERTIES[name](subject)
     precision = subject.config.dtype
@@ -109,50 +122,63 @@ def examine(subject: Subject, name: str) -> Property:
     return Property(name, bool(holds), detail, *layer, seconds=seconds)
 
 
-def _rule(subject: Subject) -> Result:
-    """Checks that the dependency matrix equals the rule, for the whole model and for every block.
+def _rule(subject: CertifiedModel) -> Result:
+    """Checks that the model and every block have exactly the dependencies of their rules.
 
-    The whole model alone is not enough: several layers together may see the whole row even if one
-    of them is wrong.
+    A check of the whole model is not enough. In a deep model, one layer may have a wrong mask
+    without any effect on the dependencies of the whole model.
     """
     found, rule = subject.dependency, subject.rule
     compared = compare(found, rule)
-    if broken := first_broken(subject):
+    if broken := first_failing_layer(subject):
         layer, block = broken
-        details = (f"{compared}; the block alone: {block}", *found.notes)
+        details = (f"{compared}; in the first failing layer alone: {block}", *found.notes)
         return False, "; ".join(details), f"layer {layer}"
-    details = [f"{rule.sum()} edges, {compared}; by {', '.join(found.witnesses)}"]
+    details = [f"{_summary(compared, rule)} (checked by {_method_names(found.witnesses)})"]
     if unseen := int((rule & (found.effects == 0)).sum()):
-        details.append(f"{unseen} edges have a path and no effect is seen")
+        details.append(f"{unseen} of the dependencies have no measurable effect")
     if wrong := sum(entry.why == NO_PATH for entry in found.disagreements):
-        details.append(f"{wrong} edges have an effect and no path: taint is wrong")
+        details.append(f"taint analysis missed {wrong} measured effects, so a taint rule is wrong")
     return compared.holds and not wrong, "; ".join((*details, *found.remarks, *found.notes))
 
 
-def _reads_its_source(subject: Subject) -> Result:
-    """Checks that every token depends on the whole source and not on the source's padding."""
-    padded, segments = subject.padded_read, np.ones((1, 8), np.int32)
-    source, there = subject.embeddings(*padded["source"].shape, stream=3), padded["source_segments"]
+def _summary(compared: Comparison, rule: Bool[np.ndarray, "*pairs"]) -> str:
+    if compared.holds:
+        return f"{rule.sum()} dependencies as expected, 0 unexpected, 0 missing"
+    return f"{rule.sum()} dependencies expected; {compared}"
+
+
+def _method_names(witnesses: Iterable[str]) -> str:
+    *names, last = (METHOD_NAMES[name] for name in witnesses)
+    return f"{', '.join(names)} and {last}" if names else last
+
+
+def _reads_its_source(subject: CertifiedModel) -> Result:
+    """Checks that every token depends on all source tokens, and not on the source's padding."""
+    padded, segment_ids = subject.padded_source_arguments, np.ones((1, 8), np.int32)
+    there = padded["source_segment_ids"]
+    source = subject.source_vectors(there.shape[1])
     tokens = subject.tokens(1, 8)
 
     def hidden(variables: Variables, x: Float[Array, "1 source dim"]) -> Float[Array, "1 8 dim"]:
-        read = {"source": x, "source_segments": there}
+        read = {"source": x, "source_segment_ids": there}
         return subject.model.apply(variables, tokens, **read, method="hidden_states")
 
-    rule = rules.of_source(segments, there)
+    rule = rules.source_rule(segment_ids, there)
     options = {"weights": subject.variables, "witnesses": subject.witnesses}
     compared = compare(dependency_matrix(hidden, source, **options), rule)
-    return compared.holds, f"{rule.sum()} edges, {compared}"
+    return compared.holds, _summary(compared, rule)
 
 
-def _cached(subject: Subject) -> Result:
-    """Checks that a row read in random chunks has the logits of one pass without a cache.
+def _cached(subject: CertifiedModel) -> Result:
+    """Checks that feeding a sequence in random chunks gives the logits of one uncached pass.
 
-    If it fails, the caches of the two readings are compared to find the layer.
+    If the logits differ, the cache is compared with the cache of a pass in one chunk, to find the
+    layer that differs.
     """
     rng, first = np.random.default_rng(subject.seed), subject.minimum_prefill
     length = min(subject.length, first + 63)
-    tokens = subject.tokens(subject.rows(2), length)
+    tokens = subject.tokens(subject.batch_size_or(2), length)
     whole = subject.compiled(tokens)
     _, whole_cache = _read_in_chunks(subject, tokens, [length])
     worst = 0.0
@@ -162,29 +188,34 @@ def _cached(subject: Subject) -> Result:
         if off > subject.tolerance:
             where = _differing_layer(cache, whole_cache, 10 * subject.tolerance)
             few = ", ".join(map(str, sizes[:6])) + ", …" * (len(sizes) > 6)
-            return False, f"chunks of {few}: off by {off:.3g}", where
-    return True, f"{length} tokens at once and in 3 random chunkings: off by {worst:.2g} at most"
+            return False, f"with chunks of {few} tokens the logits differ by {off:.3g}", where
+    what = f"{length} tokens in one chunk and in 3 random chunkings"
+    return True, f"{what}: largest difference {worst:.2g}"
 
 
 def _read_in_chunks(
-    subject: Subject, tokens: Int[np.ndarray, "batch length"], sizes: Sequence[int]
+    subject: CertifiedModel, tokens: Int[np.ndarray, "batch length"], sizes: Sequence[int]
 ) -> tuple[Float[np.ndarray, "batch length vocab"], Cache]:
-    """Returns the logits and the cache after reading the tokens in chunks of these sizes."""
-    cache = start(subject.model, subject.variables, len(tokens), tokens.shape[1], subject.source)
+    """Runs the model on chunks of the tokens, and returns the logits and the final cache."""
+    cache = init_cache(
+        subject.model, subject.variables, len(tokens), tokens.shape[1], subject.source
+    )
     logits = []
     for chunk in np.split(tokens, np.cumsum(sizes)[:-1], axis=1):
-        chunk_logits, cache = advance(subject.model, subject.variables, chunk, cache)
+        chunk_logits, cache = extend(subject.model, subject.variables, chunk, cache)
         logits.append(chunk_logits)
     return np.concatenate(logits, axis=1), cache
 
 
 def chunk_sizes(rng: np.random.Generator, length: int, first: int) -> list[int]:
-    """Draws the sizes of the chunks: 1 or 11, because each size is compiled separately.
+    """Draws chunk sizes that add up to `length`.
+
+    Apart from the first chunk, each size is 1 or 11, because every size is compiled separately.
 
     Args:
         rng: The random generator.
-        length: The sum of the sizes.
-        first: The minimum size of the first chunk, which must contain the prefix.
+        length: The total number of tokens.
+        first: The minimum size of the first chunk, which must contain the model's prefix.
     """
     sizes = rng.choice([1, 11], length).tolist()
     sizes[0] = max(sizes[0], first)
@@ -193,7 +224,7 @@ def chunk_sizes(rng: np.random.Generator, length: int, first: int) -> list[int]:
 
 
 def _differing_layer(cache: Cache, expected: Cache, tolerance: float) -> str | None:
-    """Returns the first layer whose caches differ."""
+    """Returns the first layer whose cached arrays differ between two caches; None if all agree."""
     leaves = jax.tree_util.tree_leaves_with_path(cache.states)
     differing = []
     for (path, x), y in zip(leaves, jax.tree.leaves(expected.states), strict=True):
@@ -203,66 +234,80 @@ def _differing_layer(cache: Cache, expected: Cache, tolerance: float) -> str | N
     return "layer {}, {}".format(*min(differing)) if differing else None
 
 
-def _padded(subject: Subject) -> Result:
-    """Checks that padding before, inside and after a text changes no point of the model."""
+def _padded(subject: CertifiedModel) -> Result:
+    """Checks that padding before, inside and after a text does not change any hook point value."""
     length, real = subject.length, subject.length - subject.length // 4
     text, rng = subject.tokens(1, real), np.random.default_rng(subject.seed)
     places = np.sort(rng.choice(length, real, replace=False))
-    tokens, segments = subject.tokens(1, length, stream=1), np.zeros((1, length), np.int32)
-    tokens[0, places], segments[0, places] = text[0], 1
-    padded, alone = subject.passed(tokens, segments, subject.padded_read), subject.passed(text)
-    what = f"{real} tokens among {length - real} of padding"
+    tokens, segment_ids = subject.tokens(1, length, stream=1), np.zeros((1, length), np.int32)
+    tokens[0, places], segment_ids[0, places] = text[0], 1
+    padded, alone = (
+        subject.hook_point_values(tokens, segment_ids, subject.padded_source_arguments),
+        subject.hook_point_values(text),
+    )
+    what = f"{real} tokens with {length - real} of padding"
     return _same(subject, padded, alone, np.s_[..., places, :], what)
 
 
-def _separate(subject: Subject) -> Result:
-    """Checks that two texts in one row have the same values as each text alone, at all points."""
+def _separate(subject: CertifiedModel) -> Result:
+    """Checks that two packed documents have the same values as each document alone."""
     first, length = subject.length // 3, subject.length
-    tokens, segments = subject.tokens(1, length), np.full((1, length), 2)
-    segments[0, :first] = 1
-    packed = subject.passed(tokens, segments)
-    what = f"documents of {first} and {length - first} tokens in one row"
+    tokens, segment_ids = subject.tokens(1, length), np.full((1, length), 2)
+    segment_ids[0, :first] = 1
+    packed = subject.hook_point_values(tokens, segment_ids)
+    what = f"documents of {first} and {length - first} tokens in one sequence"
     for where in (slice(0, first), slice(first, length)):
-        alone = subject.passed(tokens[:, where])
+        alone = subject.hook_point_values(tokens[:, where])
         result = _same(subject, packed, alone, np.s_[..., where, :], what)
         if not result[0]:
             break
     return result
 
 
-def _independent(subject: Subject) -> Result:
+def _independent(subject: CertifiedModel) -> Result:
     """Checks that every batch element has the same values as in a batch of one."""
-    rows = subject.rows(3)
-    tokens = subject.tokens(rows, subject.length)
+    batch_size = subject.batch_size_or(3)
+    tokens = subject.tokens(batch_size, subject.length)
     together = np.asarray(subject.compiled(tokens))
-    apart = [distance(together[i], subject.compiled(tokens[i : i + 1])[0]) for i in range(rows)]
-    worst = int(np.argmax(apart)) if max(apart) > subject.tolerance else rows // 2
-    row = slice(worst, worst + 1)
-    batch, alone = subject.passed(tokens), subject.passed(tokens[row])
-    return _same(subject, batch, alone, row, f"row {worst} of {rows} and alone")
+    apart = [
+        distance(together[i], subject.compiled(tokens[i : i + 1])[0]) for i in range(batch_size)
+    ]
+    worst = int(np.argmax(apart)) if max(apart) > subject.tolerance else batch_size // 2
+    element = slice(worst, worst + 1)
+    batch, alone = subject.hook_point_values(tokens), subject.hook_point_values(tokens[element])
+    what = f"batch element {worst} of {batch_size}, in the batch and alone"
+    return _same(subject, batch, alone, element, what)
 
 
 def _same(
-    subject: Subject, whole: list[Value], part: list[Value], index: Index, what: str
+    subject: CertifiedModel, whole: list[Value], part: list[Value], index: Index, what: str
 ) -> Result:
-    """Checks that the values at an index of one trace equal those of another trace."""
+    """Checks that two forward passes have equal values at all hook points.
+
+    `part` contains the values of a pass over a part of the inputs. `index` selects the values of
+    this part in `whole`, the values of a pass over all inputs.
+    """
     difference = first_difference(whole, part, index, subject.tolerance)
     if difference is None:
-        return True, f"{what}: off by {distance(whole[-1].value[index], part[-1].value):.2g}"
+        difference = distance(whole[-1].value[index], part[-1].value)
+        return True, f"{what}: largest difference {difference:.2g}"
     value, off = difference
-    return False, f"{what}: off by {off:.3g}", str(value)
+    return False, f"{what}: largest difference {off:.3g}", str(value)
 
 
 def first_difference(
     whole: Sequence[Value], part: Sequence[Value], index: Index, tolerance: float
 ) -> tuple[Value, float] | None:
-    """Returns the first point at which two traces differ, and the difference; None if they agree.
+    """Returns the first hook point at which two forward passes differ, and the difference.
+
+    Returns None if all values agree.
 
     Args:
-        whole: A trace.
-        part: The trace of a part of its tokens or batch elements.
-        index: The index of that part in the values [batch, …, length, features] of `whole`.
-        tolerance: Accepted difference, relative to max(1, the largest value).
+        whole: The hook point values of a forward pass.
+        part: The hook point values of a forward pass over a part of the tokens or batch elements.
+        index: Selects the values of this part in each array [batch, …, length, features] of
+            `whole`.
+        tolerance: The accepted difference, relative to max(1, the largest value).
     """
     for point, expected in zip(whole, part, strict=True):
         x, y = point.value[index], expected.value
@@ -271,59 +316,64 @@ def first_difference(
     return None
 
 
-def _jitted(subject: Subject) -> Result:
-    tokens = subject.tokens(subject.rows(2), min(subject.length, 32))
+def _jitted(subject: CertifiedModel) -> Result:
+    tokens = subject.tokens(subject.batch_size_or(2), min(subject.length, 32))
     compiled = subject.compiled(tokens)
     with jax.disable_jit():
-        plain = subject.model.apply(subject.variables, tokens, **subject.read(len(tokens)))
+        plain = subject.model.apply(
+            subject.variables, tokens, **subject.source_arguments(len(tokens))
+        )
     off = distance(compiled, plain)
-    return off <= subject.tolerance, f"off by {off:.2g}"
+    return off <= subject.tolerance, f"largest difference {off:.2g}"
 
 
-def _deterministic(subject: Subject) -> Result:
-    tokens = subject.tokens(subject.rows(2), subject.length)
+def _deterministic(subject: CertifiedModel) -> Result:
+    tokens = subject.tokens(subject.batch_size_or(2), subject.length)
     first, *others = (np.asarray(subject.compiled(tokens)) for _ in range(3))
     differing = np.sum([other != first for other in others])
-    return differing == 0, f"{differing} of {2 * first.size} logits differ in three runs"
+    return (
+        differing == 0,
+        f"{differing} of {2 * first.size} logits differ in two repetitions of a run",
+    )
 
 
-def _probabilities(subject: Subject) -> Result:
-    """Checks Σ_x P(x | text) = 1 with P(x | text) = P(text x) / P(text) computed by `score`."""
+def _probabilities(subject: CertifiedModel) -> Result:
+    """Checks that Σ_x P(x | text) = 1, where `score` gives P(x | text) = P(text x) / P(text)."""
     size, text = subject.config.vocab_size, subject.tokens(1, max(2, subject.minimum_prefill))
     texts = np.concatenate([np.repeat(text, size, axis=0), np.arange(size)[:, None]], axis=1)
 
     def log_prob(texts: Int[np.ndarray, "batch length"]) -> Float[Array, " batch"]:
-        source = None if subject.source is None else subject.read(len(texts))["source"]
+        source = None if subject.source is None else subject.source_arguments(len(texts))["source"]
         return score(subject.model, subject.variables, jnp.asarray(texts), source=source)
 
     each, before = [log_prob(texts[i : i + 1024]) for i in range(0, size, 1024)], log_prob(text)
     total = float(np.exp(np.concatenate(each).astype(np.float64) - float(before[0])).sum())
     holds = abs(total - 1) <= 10 * subject.tolerance
-    return holds, f"those of {size} next tokens sum to {total:.6f}"
+    return holds, f"the probabilities of all {size} possible next tokens add up to {total:.6f}"
 
 
-def _finite(subject: Subject) -> Result:
+def _finite(subject: CertifiedModel) -> Result:
     """Checks that the logits of complete sequences are finite in bfloat16."""
     half = subject.model.copy(config=replace(subject.config, dtype="bfloat16"))
-    tokens = subject.tokens(subject.rows(2), subject.length)
-    logits = jax.jit(half.apply)(subject.variables, tokens, **subject.read(len(tokens)))
+    tokens = subject.tokens(subject.batch_size_or(2), subject.length)
+    logits = jax.jit(half.apply)(subject.variables, tokens, **subject.source_arguments(len(tokens)))
     bad = int((~jnp.isfinite(logits)).sum())
     return bad == 0, f"{bad} of {logits.size} logits are not finite"
 
 
-def _floor(subject: Subject) -> Result:
-    """Checks that the loss on uniform random tokens is not below ln V.
+def _floor(subject: CertifiedModel) -> Result:
+    """Checks that the loss on uniformly random tokens is at least ln(vocab_size).
 
-    A lower loss means that the model has seen its targets.
+    A lower loss means that the logits depend on the tokens to be predicted.
     """
-    rows, first = max(32, subject.rows(32)), subject.minimum_prefill
-    tokens = subject.tokens(rows, subject.length)
+    batch_size, first = max(32, subject.batch_size_or(32)), subject.minimum_prefill
+    tokens = subject.tokens(batch_size, subject.length)
     log_probs = jax.nn.log_softmax(subject.compiled(tokens)[:, first - 1 : -1])
     losses = -np.take_along_axis(np.asarray(log_probs), tokens[:, first:, None], axis=-1)
     losses = losses[..., 0].mean(axis=1)
-    loss, error = losses.mean(), losses.std(ddof=1) / math.sqrt(rows)
+    loss, error = losses.mean(), losses.std(ddof=1) / math.sqrt(batch_size)
     floor = math.log(subject.config.vocab_size)
-    detail = f"{loss:.3f} ± {error:.3f} nats on random tokens; ln V is {floor:.3f}"
+    detail = f"loss {loss:.3f} ± {error:.3f} nats on random tokens; ln(vocab_size) is {floor:.3f}"
     return bool(loss > floor - 4 * error), detail
 
 

@@ -11,15 +11,16 @@ from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxformer.verify.dependency import Dependency, dependency_matrix, place_name
 
-_ROUNDING = 1e-5  # effects that are smaller, relative to the largest one, may be rounding
+# Effects below this fraction of the largest effect may be rounding errors.
+_ROUNDING = 1e-5
 
 
 class RemarkWarning(UserWarning):
-    """Warning that a certificate holds with a doubt that its reader should know."""
+    """Warning that a dependency matrix may be wrong although it equals the rule."""
 
 
 class Edge(NamedTuple):
-    """A pair of an output position and an input position, and the largest effect seen."""
+    """A dependency of an output position on an input position, and its largest measured effect."""
 
     output: tuple[int, ...]
     input: tuple[int, ...]
@@ -36,8 +37,8 @@ class Comparison:
     """The differences between a dependency matrix and a rule, largest effects first.
 
     Attributes:
-        missing: Edges of the rule that were not found.
-        spurious: Found edges that are not in the rule.
+        missing: Dependencies in the rule that were not found.
+        spurious: Dependencies that were found but are not in the rule.
     """
 
     missing: tuple[Edge, ...]
@@ -45,12 +46,12 @@ class Comparison:
 
     @property
     def holds(self) -> bool:
-        """Whether the found edges are those of the rule."""
+        """Whether the dependencies that were found equal the rule."""
         return not self.missing and not self.spurious
 
     def __str__(self) -> str:
-        """Returns the counts of both kinds, and their first edges."""
-        return f"{_listed('spurious', self.spurious)}; {_listed('missing', self.missing)}"
+        """Returns the numbers of unexpected and missing dependencies, and the first of each."""
+        return f"{_listed('unexpected', self.spurious)}; {_listed('missing', self.missing)}"
 
 
 def compare(found: Dependency, rule: ArrayLike) -> Comparison:
@@ -58,20 +59,20 @@ def compare(found: Dependency, rule: ArrayLike) -> Comparison:
 
     Args:
         found: The dependency matrix.
-        rule: A bool array with the matrix's shape. For batches it may also be [outputs, inputs],
-            one rule for all batch elements, or [batch, outputs, inputs]. In both cases batch
-            elements must be independent of each other.
+        rule: A bool array with the matrix's shape. For batches, the rule may also be
+            [outputs, inputs] (the same for all batch elements) or [batch, outputs, inputs]. With
+            these two shapes, no output may depend on another batch element.
 
     Raises:
-        ValueError: The rule has another shape or dtype.
+        ValueError: The rule is not a bool array of an accepted shape.
     """
     rule, shape = np.asarray(rule), found.matrix.shape
     whole = _over_batch(rule, shape)
     if whole.shape != shape or whole.dtype != bool:
         each = f", or bool {shape[1::2]} for every batch element" * (len(shape) == 4)
         raise ValueError(
-            f"rule is {rule.dtype} {rule.shape}; it must be bool {shape}, output positions before "
-            f"input positions{each}"
+            f"rule is {rule.dtype} {rule.shape}; it must be bool {shape}, with output positions "
+            f"as the first axis{each}"
         )
     missing, spurious = (
         tuple(_edges(table, found.effects, whole.ndim // 2))
@@ -81,13 +82,13 @@ def compare(found: Dependency, rule: ArrayLike) -> Comparison:
 
 
 def _over_batch(rule: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Expands a rule for one batch element, or one rule for each, to a rule for the batch."""
+    """Expands a rule [outputs, inputs] or [batch, outputs, inputs] to the whole batch."""
     is_batch = len(shape) == 4 and shape[0] == shape[2]
     if not is_batch or rule.shape not in (shape[1::2], (shape[0], *shape[1::2])):
         return rule
     whole = np.zeros(shape, rule.dtype)
-    for row in range(shape[0]):
-        whole[row, :, row] = rule if rule.ndim == 2 else rule[row]
+    for index in range(shape[0]):
+        whole[index, :, index] = rule if rule.ndim == 2 else rule[index]
     return whole
 
 
@@ -99,9 +100,9 @@ def assert_dependencies(
     allow_remarks: bool = False,
     **options: Any,
 ) -> Dependency:
-    """Asserts that a function depends on its inputs as a rule says.
+    """Asserts that a function depends on its inputs exactly as a rule says.
 
-    If it does, the remarks of the dependency matrix become warnings (`RemarkWarning`).
+    If the assertion holds, the remarks of the dependency matrix become warnings (`RemarkWarning`).
 
     Example of a test: `assert_dependencies(model, tokens, rules.causal(len(tokens)))`.
 
@@ -109,16 +110,17 @@ def assert_dependencies(
         function: See `dependency_matrix`.
         inputs: See `dependency_matrix`.
         rule: See `compare`.
-        allow_remarks: Whether to omit the warnings (`RemarkWarning`) about remarks.
+        allow_remarks: If True, no `RemarkWarning` is issued.
         **options: See `dependency_matrix`.
 
     Returns:
         The dependency matrix.
 
     Raises:
-        AssertionError: Edges are missing or spurious; the message lists them and all remarks. It
-            names `atol` if spurious edges have effects of the size of rounding.
-        ValueError: An argument is not as described.
+        AssertionError: Dependencies are missing or unexpected. The message lists these
+            dependencies and all remarks. The message recommends `atol` if unexpected effects are as
+            small as rounding errors.
+        ValueError: An argument is invalid.
     """
     found = dependency_matrix(function, inputs, **options)
     compared = compare(found, rule)
@@ -131,28 +133,28 @@ def assert_dependencies(
 
 
 def _rounding(compared: Comparison, found: Dependency) -> tuple[str, ...]:
-    """Returns a remark about `atol` if spurious edges have effects of the size of rounding."""
+    """Returns a remark about `atol` if unexpected effects are as small as rounding errors."""
     largest = np.max(found.effects, where=np.isfinite(found.effects), initial=0.0)
     sizes = [edge.effect for edge in compared.spurious if 0 < edge.effect <= _ROUNDING * largest]
     if not sizes:
         return ()
     advice = f"pass atol={_rounded_up(max(sizes)):.0e}"
     if "taint" in found.witnesses:
-        advice += " and witnesses=('derivative', 'change'), since taint does not measure effects"
+        advice += " and witnesses=('derivative', 'change'), as taint analysis measures no effects"
     return (
-        f"{len(sizes)} of the spurious edges have an effect of at most {_ROUNDING:g} of the "
-        f"largest one ({largest:.3g}): if this is rounding, {advice}",
+        f"the effects of {len(sizes)} unexpected dependencies are at most {_ROUNDING:g} times the "
+        f"largest effect ({largest:.3g}); if they are rounding errors, {advice}",
     )
 
 
 def _rounded_up(number: float) -> float:
-    """Returns the next number with one digit, so that it is larger than `number`."""
+    """Rounds up to one significant digit; the result is larger than `number`."""
     unit = 10.0 ** np.floor(np.log10(number))
     return float((np.floor(number / unit) + 1) * unit)
 
 
 def warn(found: Dependency) -> None:
-    """Warns about the remarks of a certificate that holds."""
+    """Issues the remarks of a dependency matrix as warnings."""
     for remark in found.remarks:
         warnings.warn(remark, RemarkWarning, stacklevel=3)
 
@@ -167,11 +169,12 @@ def _edges(
 
 
 def _listed(kind: str, edges: Sequence[Edge], most: int = 3) -> str:
-    """Returns a text with the number of edges and the first `most` edges."""
+    """Returns a text with the number of dependencies and the first `most` dependencies."""
     if not edges:
-        return f"0 {kind} edges"
+        return f"0 {kind} dependencies"
     some = ", ".join(map(str, edges[:most])) + (", …" if len(edges) > most else "")
-    return f"{len(edges)} {kind} edge{'s' * (len(edges) > 1)}: {some}"
+    noun = "dependency" if len(edges) == 1 else "dependencies"
+    return f"{len(edges)} {kind} {noun}: {some}"
 
 
 def draw_dependency(
@@ -180,13 +183,15 @@ def draw_dependency(
     path: Path,
     title: str,
 ) -> None:
-    """Writes a PNG of the dependencies within the last batch element.
+    """Draws the dependencies within the last batch element as a PNG.
 
-    The left panel shows the found edges and the rule, the right panel the effect of each pair.
+    The left panel compares the dependencies with the rule. The right panel shows the effect of each
+    pair of positions.
 
     Args:
-        found: The `Dependency` of a batch on one input row.
-        rule: The bool table with the same shape as its matrix.
+        found: The `Dependency` of all positions of a batch on the positions of its last batch
+            element.
+        rule: The expected dependencies, a bool array with the shape of `found.matrix`.
         path: The PNG file to write.
         title: The title of the picture.
     """
@@ -200,9 +205,9 @@ def draw_dependency(
     figure = Figure(figsize=(11, 5.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     kinds = {
-        "depends, as the rule says": ("#2b5c8a", matrix & rule),
-        "spurious: depends, against the rule": ("#d62728", matrix & ~rule),
-        "missing: should depend": ("#ff9f1c", rule & ~matrix),
+        "expected dependency": ("#2b5c8a", matrix & rule),
+        "unexpected dependency": ("#d62728", matrix & ~rule),
+        "missing dependency": ("#ff9f1c", rule & ~matrix),
     }
     table = sum(number * where for number, (_, where) in enumerate(kinds.values(), 1))
     colours = ["#f4f4f4", *(colour for colour, _ in kinds.values())]
@@ -213,7 +218,7 @@ def draw_dependency(
         bbox_to_anchor=(0.5, -0.12),
         fontsize=8,
     )
-    left.set_title("which output depends on which input")
+    left.set_title("which output position depends on which input position")
     effects = found.effects[-1, :, 0]
     some = effects[np.isfinite(effects) & (effects > 0)]
     if some.size:
@@ -221,7 +226,7 @@ def draw_dependency(
         shown = np.where(effects > 0, effects, np.nan)
         image = right.imshow(shown, norm=scale, interpolation="nearest")
         figure.colorbar(image, ax=right, label="largest derivative or change (hidden states)")
-    right.set_title("how much (white: exactly 0)")
+    right.set_title("size of the effect (white: exactly 0)")
     for axes in (left, right):
         axes.set(xlabel="input position", ylabel="output position")
     write_figure(figure, title, path, dpi=110)

@@ -1,11 +1,12 @@
 """Dependency matrices: which output position depends on which input position.
 
     found = dependency_matrix(function, inputs)       # bool [outputs, inputs], and effect sizes
-    compare(found, rules.causal(length))              # missing and spurious edges
+    compare(found, rules.causal(length))              # missing and unexpected dependencies
     assert_dependencies(function, inputs, rules.causal(length))       # the same, in a test
 
-`function` is any function that JAX can trace. It maps tokens (int) or embeddings (float, features
-last) to an array whose leading axes are positions too: [length, …] or [batch, length, …].
+`function` is any function that JAX can trace. The function maps tokens (int) or embeddings (float,
+features last) to an array. Both the argument and the result have positions as leading axes:
+[length, …] or [batch, length, …].
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,12 +26,12 @@ from jaxformer.verify.bounds import is_float
 from jaxformer.verify.witnesses import by_change, by_derivative, by_taint
 
 WITNESSES = ("taint", "derivative", "change")
-NO_PATH = "an effect was seen where taint followed no path: one of its rules is wrong"
+NO_PATH = "taint analysis missed a dependency with a measured effect, so a taint rule is wrong"
 Shape = tuple[int, ...]
 
 
 class Disagreement(NamedTuple):
-    """A pair of positions on which two witnesses disagree, and a possible reason."""
+    """A pair of positions on which two methods disagree, and a possible reason."""
 
     output: tuple[int, ...]
     input: tuple[int, ...]
@@ -39,16 +40,17 @@ class Disagreement(NamedTuple):
 
 @dataclass(frozen=True)
 class Dependency:
-    """A dependency matrix, with the effects and doubts behind it.
+    """A dependency matrix, with the measured effects and remarks.
 
     Attributes:
-        matrix: bool [*output positions, *input positions], true where any witness saw an effect.
-        effects: Float of the same shape, the largest derivative or change. NaN where neither of
-            these witnesses tested the pair.
-        witnesses: The number of pairs that each witness tested.
-        disagreements: The pairs on which the witnesses disagree.
-        remarks: Doubts about the matrix, such as a primitive for which taint has no rule.
-        notes: Assumptions, such as which finite numbers count as masks.
+        matrix: bool [*output positions, *input positions], True where at least one method found a
+            dependency.
+        effects: Float array of the same shape: the largest effect (derivative or change) of each
+            input on each output. NaN for pairs that "derivative" and "change" did not test.
+        witnesses: The number of pairs that each method tested, by the method's name.
+        disagreements: The pairs on which the methods disagree.
+        remarks: Reasons why the matrix may be wrong, such as a primitive without a taint rule.
+        notes: Assumptions of the analysis, for example that a finite number acts as a mask.
     """
 
     matrix: np.ndarray
@@ -70,43 +72,46 @@ def dependency_matrix(
     seed: int = 0,
     atol: float = 0.0,
 ) -> Dependency:
-    """Finds which output depends on which input, with up to three independent methods (witnesses).
+    """Finds which output depends on which input, with up to three independent methods.
 
     - "taint" follows all inputs through the function's jaxpr and finds every path. Only an exact 0
       or a mask stops a path.
     - "derivative" computes the Jacobian.
     - "change" replaces one input at a time and compares the outputs bit by bit.
 
-    The last two test the function at one point. They never see a path that does not exist, but they
-    may miss a path whose effect is 0 at this point or is rounded away.
+    "derivative" and "change" evaluate the function at the given inputs. These two methods find only
+    real dependencies, but may miss a dependency whose effect is 0 at these inputs or is rounded
+    away.
 
-    By default every effect that is not exactly 0 is a dependency. Some functions are independent of
-    an input only up to rounding, such as a causal convolution by a padded FFT, whose terms cancel.
-    For such a function pass `atol` and `witnesses=("derivative", "change")`. Taint does not measure
-    effects, so `atol` does not remove the paths that it finds.
+    By default every nonzero effect is a dependency. Some functions are independent of an input
+    except for rounding errors. An example is a causal convolution by a padded FFT, in which terms
+    cancel. To test such a function, pass `atol` and `witnesses=("derivative", "change")`. Taint
+    analysis does not measure effects, so `atol` does not remove the paths that it finds.
 
     Args:
-        function: Maps `inputs` to one array. With `weights` it is called as
+        function: Maps `inputs` to one array. With `weights`, the call is
             `function(weights, inputs)`.
         inputs: int [*positions] or float [*positions, features]. The positions are [length] or
             [batch, length].
-        weights: A pytree of arrays. Taint then finds the paths that exist for any values of them,
-            and treats captured arrays as constants. None: captured arrays that are entirely 0 may
-            get other values, as zero-initialised weights do.
-        witnesses: Names of witnesses; None: all, but "derivative" only for inputs that have one.
-        sample: The number of inputs that "change" tests and of outputs that "derivative" tests. It
-            does not limit the first witness. None: all.
-        others: The replacements of the inputs, with their shape. None: drawn with `seed`; token ids
-            are drawn from the ids that occur, 0 and 1.
-        seed: Seed for `sample` and `others`.
-        atol: The largest derivative or change that counts as rounding, and not as a dependency. It
-            also hides true dependencies that are this small.
+        weights: A pytree of arrays. If given, taint analysis finds the paths that exist for at
+            least one value of the weights, and treats captured arrays as constants. If None,
+            captured arrays that are entirely 0 are treated as weights, because zero-initialised
+            weights will change.
+        witnesses: The names of the methods to use. Defaults to all; "derivative" is skipped for
+            integer inputs and for functions without a derivative.
+        sample: The number of inputs that "change" tests and of outputs that "derivative" tests; all
+            if None. The first of the methods in `witnesses` always tests all pairs.
+        others: The replacements of the inputs, with the same shape. If None, the replacements are
+            drawn with `seed`; token ids are drawn from 0, 1 and the ids that occur in `inputs`.
+        seed: Seed of the random choices for `sample` and `others`.
+        atol: Derivatives and changes up to this size are taken as rounding errors. Real
+            dependencies with an effect up to this size are not found.
 
     Returns:
-        The dependency matrix. Its `effects` are the measured ones, whatever `atol` is.
+        The dependency matrix. `atol` does not change the `effects`.
 
     Raises:
-        ValueError: An argument is not as described, or the function changes an nnx object.
+        ValueError: An argument is invalid, or the function changes an nnx object.
     """
     inputs = _array(inputs)
     is_ids = not is_float(inputs)
@@ -116,17 +121,20 @@ def dependency_matrix(
     if not (isinstance(atol, Real) and 0 <= atol < np.inf):
         raise ValueError(f"atol is {atol!r}; it must be a finite number of at least 0")
     if others is not None and np.shape(others) != inputs.shape:
-        raise ValueError(f"others are {np.shape(others)}; inputs are {inputs.shape}")
+        raise ValueError(f"others have shape {np.shape(others)}; inputs have shape {inputs.shape}")
     num_positions = inputs.ndim if is_ids else inputs.ndim - 1
     applied = function if weights is None else partial(function, weights)
     before, after = _positions(applied, inputs, num_positions)
-    rng = np.random.default_rng((seed, 1))  # differs from a generator that drew the inputs
+    # The caller may have drawn the inputs with `default_rng(seed)`, so use another generator.
+    rng = np.random.default_rng((seed, 1))
     size = int(np.prod(after)), int(np.prod(before))
     others = _others(inputs, rng) if others is None else jnp.asarray(others, inputs.dtype)
     unchanged = (others == inputs).reshape(size[1], -1).all(axis=1)
     if unchanged.any():
         place = place_name(np.unravel_index(int(unchanged.argmax()), before))
-        raise ValueError(f"others are what inputs are at {place}; they must differ everywhere")
+        raise ValueError(
+            f"others equal inputs at position {place}; they must differ at every position"
+        )
     effects, num_pairs, remarks, notes = {}, {}, (), ()
     for witness in witnesses:
         whole = np.full(size, np.nan)
@@ -140,10 +148,12 @@ def dependency_matrix(
         elif witness == "derivative":
             try:
                 whole[tested] = by_derivative(applied, inputs, num_positions, tested)
-            except Exception as error:  # JAX raises many types, for loops, callbacks and refs
+            except Exception as error:
+                # JAX raises exceptions of many types if it cannot differentiate a while loop, a
+                # callback or a reference.
                 if not by_default:
                     raise
-                remarks += (f"there is no derivative: {str(error).splitlines()[0]}",)
+                remarks += (f"the function has no derivative: {str(error).splitlines()[0]}",)
                 continue
         else:
             whole[:, tested] = by_change(applied, inputs, num_positions, tested, others)
@@ -164,7 +174,7 @@ def _array(inputs: ArrayLike) -> Array:
     try:
         return jnp.asarray(inputs)
     except TypeError as error:
-        raise ValueError(f"inputs are {type(inputs).__name__}; they must be one array") from error
+        raise ValueError(f"inputs have type {type(inputs).__name__}; pass one array") from error
 
 
 def _checked_witnesses(
@@ -179,9 +189,9 @@ def _checked_witnesses(
         if name not in WITNESSES:
             raise ValueError(f"witness is {name!r}; it must be one of {names}")
         if name not in possible:
-            raise ValueError("inputs are integers, of which there is no derivative; give floats")
+            raise ValueError('witness "derivative" needs float inputs, but inputs are integers')
     if not chosen:
-        raise ValueError(f"witnesses is empty; give some of {', '.join(possible)}")
+        raise ValueError(f"witnesses is empty; name at least one of {', '.join(possible)}")
     return chosen
 
 
@@ -191,49 +201,52 @@ def _positions(
     """Returns the shapes of the position axes of (inputs, outputs)."""
     if not num_positions or not inputs.size:
         raise ValueError(
-            f"inputs are {inputs.dtype} {inputs.shape}; they must be ids [length] or "
-            "[batch, length], or floats with their features as a last axis more"
+            f"inputs are {inputs.dtype} {inputs.shape}; they must be token ids, [length] or "
+            "[batch, length], or floats, [length, features] or [batch, length, features]"
         )
     try:
         output = jax.eval_shape(function, inputs)
-    except TraceContextError as error:  # Dropout updates a counter, BatchNorm its statistics
+    except TraceContextError as error:
+        # Dropout updates a counter, for example, and BatchNorm updates its statistics.
         raise ValueError(
-            f"the function changes an nnx object while it is traced ({error}): call model.eval(), "
-            "which turns off dropout and the statistics of BatchNorm, before you certify the "
-            "model; call a Linen model in ToNNX with rngs=nnx.Rngs()"
+            f"the function changes an nnx object while it is traced ({error}). Call model.eval() "
+            "first, which turns off dropout and the statistics of BatchNorm. Call a Linen model in "
+            "ToNNX with rngs=nnx.Rngs()"
         ) from error
     if not hasattr(output, "shape") or len(output.shape) < num_positions:
         raise ValueError(
-            f"the function returns {output}; it must return one array whose first {num_positions} "
-            "axes are positions, like those of its inputs"
+            f"the function returns {output}; it must return one array, and its first "
+            f"{num_positions} axes must be positions, as in inputs"
         )
     return inputs.shape[:num_positions], output.shape[:num_positions]
 
 
 def _others(inputs: Shaped[Array, "*shape"], rng: np.random.Generator) -> Shaped[Array, "*shape"]:
-    """Draws another value for each position."""
+    """Draws a replacement for the value of each position."""
     if is_float(inputs):
         size = max(float(jnp.std(inputs.astype(jnp.float32))), 1.0)
         return jnp.asarray(size * rng.normal(size=inputs.shape), inputs.dtype)
-    ids = np.unique(np.append(np.asarray(inputs), [0, 1]))  # at least two ids
+    # Adding 0 and 1 ensures that there are at least two different ids.
+    ids = np.unique(np.append(np.asarray(inputs), [0, 1]))
     at = np.searchsorted(ids, np.asarray(inputs))
     drawn = ids[(at + rng.integers(1, len(ids), inputs.shape)) % len(ids)]
     return jnp.asarray(drawn, inputs.dtype)
 
 
 _WHY = {
-    "derivative": "a path leads there, but the derivative is 0 at this point: its effects cancel, "
-    "are rounded away or end in a flat place (a ReLU below 0)",
-    "change": "a path leads there, but this change was rounded away or ends in a flat place",
+    "derivative": "another method found a dependency, but the derivative is 0 at this point: terms "
+    "cancel, are rounded to 0 or enter a function that is constant there (a ReLU below 0)",
+    "change": "another method found a dependency, but the new input does not change the output: "
+    "the change is rounded away or enters a function that is constant there",
     "taint": NO_PATH,
 }
-_INFINITE = "what stops a path was an exact 0, which an infinite value gets past"
+_INFINITE = "taint analysis ignores products with an exact 0, but 0 times infinity is NaN"
 
 
 def _disagreements(
     effects: Mapping[str, Shaped[np.ndarray, "outputs inputs"]], after: Shape, before: Shape
 ) -> Iterator[Disagreement]:
-    """Yields the pairs on which one witness saw no effect and another saw one."""
+    """Yields the pairs for which one method found an effect and another method did not."""
     for witness, seen in effects.items():
         others = [other for name, other in effects.items() if name != witness]
         largest = np.fmax.reduce([np.zeros_like(seen), *others])
@@ -245,5 +258,5 @@ def _disagreements(
 
 
 def place_name(place: tuple[int | np.integer, ...]) -> str:
-    """Returns a position as text, with its batch element if there is a batch axis."""
-    return str(place[0]) if len(place) == 1 else f"{place[-1]} of row {place[0]}"
+    """Returns a position as text, with the batch element if there is a batch axis."""
+    return str(place[0]) if len(place) == 1 else f"{place[-1]} of batch element {place[0]}"

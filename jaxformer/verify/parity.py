@@ -1,4 +1,4 @@
-"""Comparison of an imported model with the original model in transformers."""
+"""Comparison of an imported model with the same checkpoint in transformers."""
 
 import math
 from functools import partial
@@ -28,14 +28,15 @@ TEXT = (
 
 
 class Parity(NamedTuple):
-    """Differences between the two models.
+    """Differences between an imported model and the model in transformers.
 
     Attributes:
         largest: The largest absolute difference of the logits.
         mean: The mean absolute difference of the logits.
-        perplexities: (that of transformers, that of jaxformer); None for an encoder.
-        same_tokens: The number of first tokens on which greedy decoding agrees.
-        tokens: The number of tokens that greedy decoding generated.
+        perplexities: (perplexity in transformers, perplexity in jaxformer); None for an encoder.
+        same_tokens: The number of tokens before the first difference between the models' greedily
+            generated texts.
+        tokens: The number of generated tokens.
     """
 
     largest: float
@@ -46,7 +47,7 @@ class Parity(NamedTuple):
 
 
 def missing_peers() -> str | None:
-    """Returns the names of missing packages that a comparison needs; None if there are none."""
+    """Returns the names of required packages that are not installed; None if all are installed."""
     missing = []
     for name in PEERS:
         try:
@@ -64,30 +65,35 @@ def parity(
     tokenizer: Tokenizer | None,
     max_new_tokens: int = 16,
 ) -> Parity:
-    """Compares both models in float32 on one text or, without a tokenizer, on random ids.
+    """Compares an imported model with transformers in float32.
+
+    The input of both models is a fixed English text or, without a tokenizer, random token ids.
 
     Args:
         folder: The checkpoint in Hugging Face format.
-        architecture: The name of its class in transformers.
+        architecture: The name of the checkpoint's class in transformers.
         model: The imported model.
-        variables: Its parameters.
-        tokenizer: Its tokenizer; None if it has none.
+        variables: The parameters of the imported model.
+        tokenizer: The checkpoint's tokenizer, or None.
         max_new_tokens: The number of tokens that greedy decoding generates.
 
     Raises:
-        ValueError: The installed transformers has no such class, for example because a later
-            version dropped it.
+        ValueError: The installed version of transformers does not have this class.
     """
     torch, transformers = map(import_module, PEERS)
     if not hasattr(transformers, architecture):
-        raise ValueError(f"transformers {transformers.__version__} has no {architecture}")
+        raise ValueError(
+            f"transformers {transformers.__version__} does not have the class {architecture}"
+        )
     packed = {}
-    if read_json(folder / "config.json").get("quantization_config"):  # MXFP4: others are refused
+    # MXFP4 is the only quantization that the import accepts.
+    if read_json(folder / "config.json").get("quantization_config"):
         packed["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
     theirs = getattr(transformers, architecture).from_pretrained(
         folder,
         dtype=torch.float32,
-        attn_implementation="eager",  # config.json may name a kernel, which is code from the hub
+        # Without this option, config.json could select an attention kernel with code from the hub.
+        attn_implementation="eager",
         use_safetensors=True,
         trust_remote_code=False,
         **packed,
@@ -109,10 +115,12 @@ def parity(
     perplexities = _perplexity(jnp.asarray(logits), ids), _perplexity(ours, ids)
     start = ids[:1] if read else ids
     options: dict[str, Any] = {"source": [ids.tolist()] if read else None}
-    options |= {"sampler": Sampler(temperature=0.0), "constraints": Constraints()}  # none
+    # `Constraints()` applies no constraints.
+    options |= {"sampler": Sampler(temperature=0.0), "constraints": Constraints()}
     prompts = [start.tolist()]
     (tokens,) = generate(model, variables, prompts, max_new_tokens=max_new_tokens, **options).tokens
-    # As long as the tokens agree, both models have read the same text.
+    # `same` counts the predictions before the first difference. After a difference, transformers
+    # would have generated another text.
     text = torch.tensor(np.concatenate([start, tokens])[None])
     inputs["decoder_input_ids" if read else "input_ids"] = text
     with torch.no_grad():
@@ -122,13 +130,14 @@ def parity(
 
 
 def _output(config: ModelConfig, outputs: Any) -> tuple[str, str | None]:
-    """Returns (name of the output in transformers, name of our method with the same output)."""
+    """Returns (name of the output in transformers, jaxformer's method with the same output)."""
     if isinstance(config, EncoderConfig) and config.num_labels and not config.transform:
         return "logits", "classify"
     for name in ("prediction_logits", "logits"):
         if name in outputs:
             return name, None
-    return "last_hidden_state", "encode"  # an encoder without a head
+    # Encoders without an output head return their hidden states.
+    return "last_hidden_state", "encode"
 
 
 def _ids(model: LanguageModel, tokenizer: Tokenizer | None) -> Int[np.ndarray, " length"]:

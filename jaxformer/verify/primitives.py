@@ -1,13 +1,15 @@
-"""Rules for the marks of JAX primitives: a table from a primitive's name to its rule.
+"""Taint rules of JAX primitives: how taint marks propagate from operands to outputs.
 
-A rule maps an `Equation`, of which at least one operand is marked, to the marks of each output. A
-primitive without a rule marks every output by every input (`marks.everything`). This may mark too
-much, but never too little.
+A taint rule maps an `Equation` to the taint marks of each output. Taint rules are called only if at
+least one operand has taint marks. For a primitive without a taint rule, every output depends on
+every operand (`marks.everything`). The analysis may therefore report too many dependencies, but
+never too few.
 
-Rules depend on values. An unmarked 0 removes the marks of its factor. An unmarked −∞ removes the
-marks of the number to which it is added; masks work in this way. The rules assume that marked
-values are finite and that 0 is never divided by a marked 0, because 0 × ∞ and 0 / 0 are NaN.
-`bounds` decides when a large finite number works as a mask.
+The rules use the values of the operands. A factor that is a constant 0 removes the taint marks of
+the other factor. A summand that is a constant −∞ removes the taint marks of the other summand;
+masks work in this way. The rules assume that values with taint marks are finite, because 0 × ∞ is
+NaN. Because 0 / 0 is NaN, the rules also assume that 0 is never divided by a 0 with taint marks.
+The module `bounds` decides when a large finite number works as a mask.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +27,7 @@ from jaxformer.verify.bounds import informative, sure_bounds
 from jaxformer.verify.indexing import MOVED, added_at, gathered, moved, scattered
 from jaxformer.verify.marks import Equation, Found, Limit, Marked, Marks, Rule, Where
 
-# ---- element by element; the marks of a scalar broadcast to the elements of the other operands
+# ---- elementwise primitives; every output element depends on a scalar operand
 
 
 def _union(equation: Equation) -> Found:
@@ -33,7 +35,11 @@ def _union(equation: Equation) -> Found:
 
 
 def _absorbed(is_absorbing: Callable[[np.ndarray], Where]) -> Rule:
-    """Makes a rule in which an absorbing element of one operand removes the other's marks."""
+    """Returns the taint rule of a product or a sum.
+
+    A constant absorbing element (0 or ±∞) of an operand removes the taint marks of the other
+    operand.
+    """
 
     def rule(equation: Equation) -> Found:
         a, b = equation.inputs
@@ -43,18 +49,21 @@ def _absorbed(is_absorbing: Callable[[np.ndarray], Where]) -> Rule:
 
 
 def _beside(other: Marked, is_absorbing: Callable[[np.ndarray], Where], x: Marked) -> Marks | None:
-    """Returns the marks of x without those beside an unmarked absorbing element of `other`."""
-    return None if x.marks is None else m.only_where(x.marks, m.counts(other, is_absorbing))
+    """Returns the taint marks of x, except where `other` is a constant absorbing element."""
+    return None if x.marks is None else m.only_where(x.marks, m.live_elements(other, is_absorbing))
 
 
 def _quotient(equation: Equation) -> Found:
-    """Rule of a division: an unmarked 0 as the dividend removes the marks of the divisor."""
+    """Taint rule of division: a constant dividend 0 removes the taint marks of the divisor."""
     a, b = equation.inputs
     return [m.union(a.marks, _beside(a, m.is_zero, b))]
 
 
 def _extreme(sign: int) -> Rule:
-    """Makes the rule of max (sign 1) or min (−1): an operand that never wins affects nothing."""
+    """Returns the taint rule of max (sign 1) or min (sign −1).
+
+    An operand that is never the maximum (minimum) does not affect the result.
+    """
 
     def rule(equation: Equation) -> Found:
         if not any(map(informative, equation.inputs)):
@@ -70,13 +79,16 @@ def _extreme(sign: int) -> Rule:
 
 
 def _ordered(sign: int, x: Marked) -> tuple[Limit, Limit]:
-    """Returns (highest, lowest) value of each element or, if sign is −1, of its negative."""
+    """Returns (upper bound, lower bound) of sign · x."""
     low, high = sure_bounds(x)
     return (high, low) if sign == 1 else (-low, -high)
 
 
 def _select(equation: Equation) -> Found:
-    """Returns the marks of the predicate and of the chosen case (all cases, if it is marked)."""
+    """Taint rule of `select_n`: an output depends on the predicate and the selected case.
+
+    If an input affects the predicate, the output has the taint marks of all cases.
+    """
     which, *cases = equation.inputs
     choice = np.asarray(which.value)
     undecided = m.marked(which.marks, choice.shape)
@@ -95,7 +107,7 @@ _UNIONS = """
 """.split()
 
 
-# Primitives whose output i is input i.
+# Primitives that return their operands: output i is operand i.
 IDENTITIES = frozenset(
     "copy copy_p device_put layout_constraint mesh_cast name optimization_barrier pvary relayout "
     "reshard sharding_constraint stop_gradient".split()
@@ -103,18 +115,18 @@ IDENTITIES = frozenset(
 
 
 def _each(equation: Equation) -> Found:
-    """Rule of identities."""
+    """Taint rule of `IDENTITIES`: output i has the taint marks of operand i."""
     return [x.marks for x in equation.inputs]
 
 
 def _behind(equation: Equation) -> Found:
-    """Rule of primitives that split an element into new last axes, or merge the last axes."""
+    """Taint rule of primitives that split elements into new last axes, or merge the last axes."""
     rank = np.ndim(equation.outputs[0])
-    return [m.union(*(m.of_rank(x.marks, rank) for x in equation.inputs))]
+    return [m.union(*(m.with_rank(x.marks, rank) for x in equation.inputs))]
 
 
 def _nothing(equation: Equation) -> Found:
-    """Rule of primitives without outputs, such as printing."""
+    """Taint rule of primitives without outputs, such as printing."""
     return []
 
 
@@ -123,13 +135,13 @@ def _nothing(equation: Equation) -> Found:
 
 def _reduced(equation: Equation) -> Found:
     axes = tuple(equation.params["axes"])
-    return [np.squeeze(m.merged(equation.marks(), axes), axis=axes)]
+    return [np.squeeze(m.merge(equation.marks(), axes), axis=axes)]
 
 
 def _reduced_extreme(sign: int) -> Rule:
-    """Makes the rule of reduce_max (sign 1) or reduce_min (−1).
+    """Returns the taint rule of reduce_max (sign 1) or reduce_min (sign −1).
 
-    Elements that are never the largest (smallest) affect nothing.
+    Elements that are never the maximum (minimum) do not affect the result.
     """
 
     def rule(equation: Equation) -> Found:
@@ -152,7 +164,7 @@ def _cumulated(equation: Equation) -> Found:
 
 
 def _pooled(equation: Equation) -> Found:
-    """Pools each bit with max over the primitive's windows."""
+    """Taint rule of window reductions: an output has the marks of all elements of its window."""
     names = "window_dimensions window_strides padding base_dilation window_dilation".split()
     options = {name: equation.params[name] for name in names}
 
@@ -164,43 +176,46 @@ def _pooled(equation: Equation) -> Found:
 
 
 def _transformed(equation: Equation) -> Found:
-    """Rule of a Fourier transform: it mixes the last axes."""
+    """Taint rule of the Fourier transform, which mixes all elements of the last axes."""
     rank = np.ndim(equation.inputs[0].value)
     first = rank - len(equation.params["fft_lengths"])
-    return [m.merged(equation.marks(), range(first, rank))]
+    return [m.merge(equation.marks(), range(first, rank))]
 
 
 def _sorted(equation: Equation) -> Found:
-    """Rule of sorting: it mixes one axis of all operands."""
+    """Taint rule of sorting, which mixes all elements along one axis of all operands."""
     names, params = ("dimension", "axis", "reduction_dimension"), equation.params
     axis = next((params[name] for name in names if name in params), -1)
     axis %= np.ndim(equation.inputs[0].value)
-    return [m.merged(equation.marks(), (axis,))] * len(equation.outputs)
+    return [m.merge(equation.marks(), (axis,))] * len(equation.outputs)
 
 
-# ---- rows that are sorted, computed and put back
+# ---- mixture of experts: tokens sorted by expert
 
 
 def is_by_row(params: Mapping[str, Any]) -> bool:
-    """Returns whether an equation computes `experts.by_expert`."""
+    """Returns whether the parameters belong to a call of `expert_products.by_expert`."""
     return isinstance(params.get("policy"), ByRow)
 
 
 def by_row(equation: Equation) -> Found:
-    """Rule of `by_expert`: an output has the marks of its token, its experts and all weights."""
+    """Taint rule of `by_expert`.
+
+    An output depends on its token, on the experts of this token and on all weights.
+    """
     *weights, x, experts, shares = equation.inputs
-    if np.ndim(x.value) != 2:  # vmap has added axes
+    if np.ndim(x.value) != 2:  # Under vmap, x has additional axes.
         return m.everything(equation.inputs, equation.outputs)
-    rows = [m.merged(part.marks, (1,)) for part in (x, experts, shares) if part.marks is not None]
-    whole = [m.merged(w.marks, range(w.marks.ndim - 1)) for w in weights if w.marks is not None]
+    rows = [m.merge(part.marks, (1,)) for part in (x, experts, shares) if part.marks is not None]
+    whole = [m.merge(w.marks, range(w.marks.ndim - 1)) for w in weights if w.marks is not None]
     return [m.union(None, *rows, *(marks.reshape(1, 1, -1) for marks in whole))]
 
 
-# ---- shapes alone
+# ---- changes of shape
 
 
 def _transposed(equation: Equation) -> Found:
-    return [m.permuted(equation.marks(), equation.params["permutation"])]
+    return [m.permute(equation.marks(), equation.params["permutation"])]
 
 
 def _squeezed(equation: Equation) -> Found:
@@ -215,11 +230,14 @@ def _broadcast(equation: Equation) -> Found:
 
 
 def _reshaped(equation: Equation) -> Found:
-    """Splits or merges groups of axes. Groups along which the marks are constant keep size 1."""
+    """Taint rule of `reshape`.
+
+    If taint marks are constant along a group of old axes, the new axes have size 1.
+    """
     marks, new = equation.marks(), np.shape(equation.outputs[0])
     old, order = np.shape(equation.inputs[0].value), equation.params.get("dimensions")
-    if order is not None:  # order="F": the axes are permuted first
-        marks, old = m.permuted(marks, order), [old[axis] for axis in order]
+    if order is not None:  # For example, jnp.reshape(order="F") permutes the axes first.
+        marks, old = m.permute(marks, order), [old[axis] for axis in order]
     shape, full = [], []
     for old_axes, new_axes in _groups(old, new):
         uniform = all(marks.shape[axis] == 1 for axis in old_axes)
@@ -229,7 +247,13 @@ def _reshaped(equation: Equation) -> Found:
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yields the smallest groups of equal size: (axes of `old`, axes of `new`)."""
+    """Splits two shapes into groups of neighbouring axes with equal numbers of elements.
+
+    The groups are as small as possible.
+
+    Yields:
+        (axes of `old`, axes of `new`) of each group.
+    """
 
     def size(shape: Sequence[int], axes: Sequence[int]) -> int:
         return prod(shape[axis] for axis in axes)
@@ -246,11 +270,11 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int],
         yield first, second
 
 
-# ---- products: the marks of a factor pass where the other factor is not 0
+# ---- products: an output depends on a factor where the other factor is not a constant 0
 
 
 def _product(equation: Equation) -> Found:
-    """Rule of `dot_general`: out[b, m, n] = Σ_k a[b, m, k] b[b, k, n]."""
+    """Taint rule of `dot_general`: out[b, m, n] = Σ_k a[b, m, k] b[b, k, n]."""
     contracted, batch = equation.params["dimension_numbers"]
     a, b = map(_Side, equation.inputs, batch, contracted)
     passed = []  # [B, M, N, bytes]
@@ -259,16 +283,16 @@ def _product(equation: Equation) -> Found:
     if b.x.marks is not None:
         passed.append(_through(b.grouped(b.x.marks), a.live()).swapaxes(1, 2))
     groups = (a.sizes[0], a.sizes[1], b.sizes[1])
-    return [m.compressed(m.union(*(_ungrouped(marks, groups) for marks in passed)))]
+    return [m.compress(m.union(*(_ungrouped(marks, groups) for marks in passed)))]
 
 
 class _Side:
-    """An operand of a product, viewed as an array with the axes [batch, free, contracted].
+    """Operand of `dot_general`, viewed as an array with the axes [batch, free, contracted].
 
     Attributes:
         x: The operand.
-        order: Its axes in the order of the three groups.
-        sizes: The sizes of the axes of each group.
+        order: The operand's axes: first the batch axes, then the free and the contracted axes.
+        sizes: Three lists: the sizes of the batch axes, of the free and of the contracted axes.
     """
 
     def __init__(self, x: Marked, batch: Sequence[int], contracted: Sequence[int]) -> None:
@@ -284,7 +308,8 @@ class _Side:
     def grouped(self, x: np.ndarray) -> np.ndarray:
         """Reshapes an array [*shape, …] to [batch, free, contracted, …].
 
-        A group whose axes all have size 1 in the array, because it is constant there, keeps size 1.
+        If the array has size 1 along all batch axes, the merged batch axis has size 1. The same
+        holds for the free and the contracted axes.
         """
         rest = x.shape[len(self.order) :]
         x = np.transpose(x, (*self.order, *range(len(self.order), x.ndim)))
@@ -297,16 +322,21 @@ class _Side:
         return np.broadcast_to(x, (*full, *rest)).reshape(*merged, *rest)
 
     def live(self) -> Bool[np.ndarray, "batch free contracted"] | None:
-        """Returns bool [batch, free, contracted], false at unmarked zeros; None if there are none.
+        """Returns bool [batch, free, contracted], False where the operand is a constant 0.
 
-        A marked zero counts as true, because other inputs may change it.
+        Returns None if no element is a constant 0. A zero with taint marks counts as True, because
+        other inputs may change the zero.
         """
-        live = m.counts(self.x, m.is_zero)
+        live = m.live_elements(self.x, m.is_zero)
         return None if live is None else self.grouped(np.asarray(live))
 
 
 def _ungrouped(marks: UInt8[np.ndarray, "B M N bytes"], groups: Sequence[Sequence[int]]) -> Marks:
-    """Splits each axis into axes with the sizes of its group; size 1 becomes sizes of 1."""
+    """Splits each of the axes B, M and N into the axes from which it was merged.
+
+    If a merged axis has size 1, the new axes have size 1. Otherwise the new axes have the sizes in
+    `groups`.
+    """
     shape = []
     for size, sizes in zip(marks.shape, groups, strict=False):
         shape += [1] * len(sizes) if size == 1 else sizes
@@ -316,19 +346,22 @@ def _ungrouped(marks: UInt8[np.ndarray, "B M N bytes"], groups: Sequence[Sequenc
 def _through(
     marks: UInt8[np.ndarray, "#B M #K bytes"], live: Bool[np.ndarray, "#B N #K"] | None
 ) -> UInt8[np.ndarray, "#B M #N bytes"]:
-    """Passes marks along the contracted axis: element n gets the marks of each k that is live at n.
+    """Propagates taint marks through a product.
+
+    Output element (m, n) gets the marks of element (m, k) for each k where `live` is True at (n,
+    k).
 
     Args:
-        marks: uint8 [B, M, K, bytes], where B, M and K may be 1.
-        live: bool [B, N, K].
+        marks: The taint marks of one factor: uint8 [B, M, K, bytes], where B, M and K may be 1.
+        live: bool [B, N, K], False where the other factor is a constant 0.
 
     Returns:
         uint8 [B, M, N, bytes], where N may be 1.
     """
     if live is None:
-        return m.merged(marks, (2,))
-    if (live == live[:, :1]).all():  # the same for each n
-        return m.merged(np.where(live[:, :1, :, None], marks, np.uint8(0)), (2,))
+        return m.merge(marks, (2,))
+    if (live == live[:, :1]).all():
+        return m.merge(np.where(live[:, :1, :, None], marks, np.uint8(0)), (2,))
     if marks.shape[2] == 1:
         return np.where(np.expand_dims(live.any(axis=2), (1, 3)), marks, np.uint8(0))
     paths = live.astype(np.float32)
@@ -340,12 +373,12 @@ def _through(
 
 
 def _convolved(equation: Equation) -> Found:
-    """Runs the convolution on each bit of the marks."""
+    """Taint rule of convolutions: applies the convolution to each bit of the taint marks."""
     whole, params = [], {**equation.params, "preferred_element_type": None}
     for side, (x, other) in enumerate((equation.inputs, equation.inputs[::-1])):
         if x.marks is None:
             continue
-        live = m.counts(other, m.is_zero)
+        live = m.live_elements(other, m.is_zero)
         paths = jnp.asarray(np.ones(np.shape(other.value)) if live is None else live, np.float32)
 
         def convolve(bits: Array, paths: Array = paths, side: int = side) -> Array:
@@ -392,11 +425,11 @@ _RULES: dict[str, Rule] = {
     **{f"scatter{x}{y}": added_at for x in "-_" for y in "add sub mul min max".split()},
 }
 
-# Primitives whose output has the elements of the first operand.
+# Primitives that rearrange or repeat the elements of the first operand.
 RESHAPED = frozenset("transpose squeeze broadcast_in_dim reshape".split())
 
 
 def marks_of_outputs(equation: Equation) -> Found | None:
-    """Returns the marks of each output of an equation; None if its primitive has no rule."""
+    """Returns the taint marks of each output of an equation; None if no taint rule is known."""
     rule = by_row if is_by_row(equation.params) else _RULES.get(equation.primitive.name)
     return None if rule is None else rule(equation)

@@ -1,15 +1,16 @@
-"""Taint analysis: runs a function with marks on its inputs.
+"""Taint analysis: evaluates a function and tracks which inputs may affect each element.
 
     bits, remarks = taint(function, inputs, num_positions)
 
 The function is traced to a jaxpr, JAX's list of primitive operations. The jaxpr is evaluated
-equation by equation, on values and marks together; `primitives` has the rule for the marks of each
-primitive. The analysis needs no derivative and no perturbation, so neither saturation nor rounding
-hides a path. An input that decides between branches, or how long a loop runs, marks everything that
-may come out of it.
+equation by equation. Each array carries *taint marks*: for every element, the set of inputs that
+may affect it (see `marks`). The module `primitives` defines how each primitive propagates taint
+marks. The analysis does not use derivatives or perturbations, so saturation and rounding cannot
+hide a path. If an input selects a branch or the length of a loop, all outputs of the branches or of
+the loop depend on it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -32,13 +33,14 @@ from jaxformer.verify.primitives import (
     marks_of_outputs,
 )
 
-# Primitives that evaluate a jaxpr once on their operands.
+# Primitives that evaluate an inner jaxpr once on their operands.
 _CALLS = frozenset(
     "jit pjit closed_call core_call remat2 checkpoint custom_jvp_call custom_vjp_call "
     "custom_vjp_call_jaxpr custom_vmap_call composite".split()
 )
-_CALLED = ("jaxpr", "call_jaxpr", "call")  # the parameter that holds this jaxpr
-NO_RULE = "taint has no rule for"
+# The inner jaxpr is the parameter with one of these names.
+_CALLED = ("jaxpr", "call_jaxpr", "call")
+NO_RULE = "taint analysis has no rule for"
 
 Atom = Var | Literal
 Varies = Callable[[AnyArray], Bool[np.ndarray, "..."]]
@@ -48,9 +50,9 @@ class Taint(NamedTuple):
     """The result of a taint analysis.
 
     Attributes:
-        bits: bool [*output shape, positions], true where the input position may affect the output.
-        remarks: Doubts, such as primitives without a rule.
-        notes: Assumptions, such as finite numbers that count as masks.
+        bits: bool [*output shape, positions], True where the input position may affect the output.
+        remarks: Reasons why the result may be wrong, such as primitives without a taint rule.
+        notes: Assumptions of the analysis, for example that a finite number acts as a mask.
     """
 
     bits: Bool[np.ndarray, "*output positions"]
@@ -61,16 +63,16 @@ class Taint(NamedTuple):
 def taint(
     function: Callable[[Array], Array], inputs: AnyArray, num_positions: int
 ) -> tuple[Bool[np.ndarray, "*output positions"], tuple[str, ...]]:
-    """Follows every position of the inputs through a function.
+    """Finds which input positions may affect each element of a function's output.
 
     Args:
-        function: Maps one array to one array. Captured arrays are constants.
+        function: Maps one array to one array. Captured arrays are treated as constants.
         inputs: An array whose first `num_positions` axes are positions, numbered in row-major
             order.
         num_positions: The number of position axes.
 
     Returns:
-        bool [*output shape, positions], and remarks about primitives without a rule.
+        (bool [*output shape, positions], remarks about primitives without a taint rule).
 
     Raises:
         ValueError: The function uses references (`jax.new_ref`).
@@ -88,21 +90,24 @@ def follow(
     """Runs the taint analysis of a jaxpr.
 
     Args:
-        closed: The closed jaxpr, a function of the weights and the inputs.
+        closed: The closed jaxpr, whose arguments are the weights and the inputs.
         inputs: An array whose first `num_positions` axes are positions.
         num_positions: The number of position axes.
-        weights: A list of arrays. They may have other values, so their zeros stop no path.
-        varies: Maps a captured array to bool [*shape], true for elements that are treated like
-            weights; None: captured arrays are constants.
+        weights: Arrays whose values may change, so that zeros in them do not end a dependency.
+        varies: Maps a captured array to bool [*shape], True for elements that are treated like
+            weights. If None, captured arrays are treated as constants.
     """
     positions = np.shape(inputs)[:num_positions]
-    unit = m.widened(m.unit_marks(positions, np.ndim(inputs)))
+    unit = m.with_extra_byte(m.unit_marks(positions, np.ndim(inputs)))
     run = _Run(unit.shape[-1], varies)
     arguments = [run.varying(x, np.ones(np.shape(x), bool)) for x in weights]
     (output,) = run.closed(closed, [*arguments, Marked(jnp.asarray(inputs), unit)])
-    bits = m.bits_of(output.marks, np.shape(output.value), int(np.prod(positions)))
+    bits = m.unpack_bits(output.marks, np.shape(output.value), int(np.prod(positions)))
     names = ", ".join(sorted(run.unknown))
-    remark = f"{NO_RULE} {names}: each output is marked by all inputs of it"
+    remark = (
+        f"{NO_RULE} {names}: the analysis assumes that each output of these primitives depends on "
+        "all operands"
+    )
     return Taint(bits, (remark,) if names else (), tuple(run.thresholds.notes()))
 
 
@@ -110,12 +115,13 @@ class _Run:
     """The state of one evaluation of a jaxpr.
 
     Attributes:
-        width: The number of bytes of the marks; the last byte holds `loops.VARIES`.
+        width: The number of bytes of taint marks per element. The last byte contains the flag
+            `loops.VARIES`.
         varies: See `follow`.
-        unknown: The names of primitives without a rule.
-        thresholds: Counts of finite masks.
-        imagined: Whether the current values belong to a branch that is not taken or to a step that
-            is not made.
+        unknown: The names of primitives without a taint rule.
+        thresholds: Counts of the attention weights that are 0 because of a finite mask.
+        imagined: Whether the current equations belong to a branch or a loop step that the function
+            does not execute for these inputs.
     """
 
     def __init__(self, width: int, varies: Varies | None = None):
@@ -123,7 +129,7 @@ class _Run:
         self.unknown, self.thresholds, self.imagined = set(), Thresholds(), False
 
     def varying(self, value: AnyArray, where: Bool[np.ndarray, "..."]) -> Marked:
-        """Marks the elements where `where` is true as values that may change."""
+        """Flags the elements where `where` is True as values that may change."""
         if not where.any():
             return Marked(value)
         mark = np.zeros((1,) * np.ndim(value) + (self.width,), np.uint8)
@@ -131,7 +137,7 @@ class _Run:
         return Marked(value, m.only_where(mark, where))
 
     def captured(self, value: AnyArray) -> Marked:
-        """Returns a constant of the jaxpr, an array that the function has captured, with marks."""
+        """Adds taint marks to a captured array, which is a constant of the jaxpr."""
         if self.varies is None:
             return Marked(value)
         return self.varying(value, self.varies(value))
@@ -155,20 +161,22 @@ class _Run:
             outputs = self.equation(equation, [read(x) for x in equation.invars])
             environment |= zip(equation.outvars, outputs, strict=True)
             for x in _variables(equation.invars):
-                if last_use[x] == number:  # free the marks, which are large
+                # Arrays are deleted after their last use, to free memory.
+                if last_use[x] == number:
                     del environment[x]
         return [read(x) for x in jaxpr.outvars]
 
     def equation(self, equation: JaxprEqn, inputs: list[Marked]) -> list[Marked]:
         name, params = equation.primitive.name, equation.params
-        # References from inside the function are outputs; references from outside are inputs.
+        # References that the function creates are outputs of an equation; other references are
+        # inputs.
         variables = (*equation.invars, *equation.outvars)
         if any(type(x.aval).__name__ == "AbstractRef" for x in variables):
             raise ValueError(
-                f"the function has a reference ({name}), which taint cannot follow; leave taint "
-                "out of witnesses"
+                f"the function uses a reference ({name}), which taint analysis does not support; "
+                'pass witnesses=("derivative", "change")'
             )
-        # A call whose operands are unmarked may still capture weights.
+        # Even if no input affects the operands of a call, the called function may capture weights.
         is_followed = self.imagined or self.varies is not None
         if is_followed or any(x.marks is not None for x in inputs):
             if name in ("scan", "while", "cond"):
@@ -184,7 +192,7 @@ class _Run:
         return self.passed(Equation(equation.primitive, params, inputs, values))
 
     def passed(self, equation: Equation) -> list[Marked]:
-        """Applies the primitive's rules for marks and bounds to the values that it computed."""
+        """Computes the taint marks and bounds of an equation's outputs by its primitive's rules."""
         name = equation.primitive.name
         marks_of_each = marks_of_outputs(equation)
         if marks_of_each is None:
@@ -193,19 +201,22 @@ class _Run:
         outputs, bounds = [], _bounds(equation)
         for value, marks, limits in zip(equation.outputs, marks_of_each, bounds, strict=True):
             shape = np.shape(value)
-            if marks is not None and marks.ndim == 1:  # the marks of a scalar hold for all elements
-                marks = m.of_rank(marks, len(shape))
+            # If the marks have only their last axis (bytes), they apply to all output elements.
+            if marks is not None and marks.ndim == 1:
+                marks = m.with_rank(marks, len(shape))
             if not m.fits(marks, shape):
-                raise RuntimeError(f"taint's rule for {name} gave marks of another shape")
+                raise RuntimeError(
+                    f"the taint rule of the primitive {name} returned an array of the wrong shape"
+                )
             marks = m.only_where(marks, not_constant(limits, shape)) if np.size(value) else None
             outputs.append(Marked(value, marks, None if marks is None else limits))
         self.thresholds.see(equation, outputs)
         return outputs
 
     def scan_(self, equation: JaxprEqn, inputs: list[Marked]) -> list[Marked]:
-        """Evaluates a scan step by step."""
+        """Evaluates a `scan` step by step."""
         params, body = equation.params, equation.params["jaxpr"]
-        # Scanned and stacked arrays have one more axis outside the body than inside.
+        # Inside the body, the scanned inputs and the stacked outputs lack their first axis.
         num_over = _longer(inputs, body.in_avals)
         num_carry = len(body.out_avals) - _longer(equation.outvars, body.out_avals)
         num_consts = len(inputs) - num_over - num_carry
@@ -226,15 +237,17 @@ class _Run:
         return [*carry, *(loops.stacked(some) for some in zip(*collected, strict=True))]
 
     def while_(self, equation: JaxprEqn, inputs: list[Marked]) -> list[Marked]:
-        """Evaluates a while loop; its condition may have rows (`vmap`).
+        """Evaluates a while loop, whose condition is an array under `vmap`.
 
-        If inputs affect the condition, they affect the outputs. With rows, `loops` marks the
-        outputs row by row. Without rows, every output is marked by every input.
+        If an input affects a scalar condition, every output depends on every input. If an input
+        affects a condition with batch axes, `loops` handles each batch element separately.
         """
         params = equation.params
         first, second = params["cond_nconsts"], params["body_nconsts"]
         consts, begin = inputs[: first + second], inputs[first + second :]
-        if self.imagined:  # the loop may never end
+        if self.imagined:
+            # The program never executes the branch with this loop, so the loop might never end if
+            # it were executed here.
             varying = self.varying(np.zeros(()), np.ones((), bool))
             return m.marked_by([*inputs, varying], begin)
 
@@ -256,9 +269,9 @@ class _Run:
             return carry
         if np.ndim(goes_on.value) == 0:
             return m.marked_by([*inputs, *carry], carry)
-        with_room = list(map(loops.widened, consts))
-        with self.imagining(entered is None):
-            return loops.of_any_length(
+        with_room = list(map(loops.with_extra_byte, consts))
+        with self.as_if_on(entered is None):
+            return loops.marks_of_any_length(
                 lambda carry: (decide(with_room, carry), step(with_room, carry)),
                 decided,
                 begin,
@@ -267,7 +280,7 @@ class _Run:
             )
 
     def cond_(self, equation: JaxprEqn, inputs: list[Marked]) -> list[Marked]:
-        """Evaluates the taken branch, or all branches if inputs affect the choice."""
+        """Evaluates the selected branch, or all branches if an input affects the selection."""
         which, *operands = inputs
         branches = equation.params["branches"]
         number = min(max(int(which.value), 0), len(branches) - 1)
@@ -275,18 +288,18 @@ class _Run:
             return self.closed(branches[number], operands)
         each = []
         for other, branch in enumerate(branches):
-            with self.imagining(self.imagined or other != number):
+            with self.as_if_on(self.imagined or other != number):
                 each.append(self.closed(branch, operands))
         outputs = []
         for x, others in zip(each[number], zip(*each, strict=True), strict=True):
-            choice = m.of_rank(which.marks, np.ndim(x.value))
+            choice = m.with_rank(which.marks, np.ndim(x.value))
             marks = m.union(choice, *(y.marks for y in others))
             outputs.append(Marked(x.value, marks, None if marks is None else hull(*others)))
         return outputs
 
     @contextmanager
-    def imagining(self, imagined: bool) -> Iterator[None]:
-        """Sets `imagined` in the block, which evaluates a branch that may not be the taken one."""
+    def as_if_on(self, imagined: bool) -> Generator[None]:
+        """Sets the attribute `imagined` to the argument while the context is open."""
         before, self.imagined = self.imagined, imagined
         try:
             yield
@@ -308,6 +321,6 @@ def _bounds(equation: Equation) -> Sequence[Bounds | None]:
 
 
 def _longer(some: Sequence[Marked | Var], avals: Sequence[jax.core.ShapedArray]) -> int:
-    """Returns how many values (or variables) have more axes than their abstract values."""
+    """Counts the arrays that have more axes than their abstract value in `avals`."""
     shapes: Iterator[Any] = (x.value if isinstance(x, Marked) else x.aval for x in some)
     return sum(np.ndim(x) > len(aval.shape) for x, aval in zip(shapes, avals, strict=True))

@@ -1,8 +1,8 @@
-"""Witnesses: three independent methods that find which output depends on which input.
+"""Three independent methods that find which output of a function depends on which input.
 
-Each takes a function of one array and returns the size of the effect for pairs of an output
-position and an input position. Exactly 0.0 means no effect, and ∞ stands for NaN. Positions are
-numbered in row-major order over the leading axes.
+Each method takes a function of one array. The method returns the size of the effect for pairs of an
+output position and an input position. Exactly 0.0 means that no effect was found, and NaN becomes
+∞. Positions are numbered in row-major order over the leading axes.
 """
 
 from collections.abc import Callable
@@ -24,20 +24,23 @@ Values = Shaped[Array, "..."]
 def by_taint(
     function: Callable[..., Array], inputs: AnyArray, num_positions: int, weights: Any = None
 ) -> Taint:
-    """Finds the pairs that a path of computations connects.
+    """Finds paths from inputs to outputs in the function's jaxpr.
 
     Without `weights`, captured arrays that are entirely 0 are treated as weights with any values.
-    Captured arrays with some zeros are treated as constants, since they may be masks. If treating
-    them as weights would add pairs, a remark says so.
+    Captured arrays with some zeros are treated as constants, because they may be masks. If these
+    arrays were weights, there might be more paths. A remark states the number of additional
+    dependencies.
 
     Args:
-        function: Maps the inputs or, with `weights`, the weights and the inputs to an array.
+        function: Called with the inputs or, if `weights` are given, with the weights and the
+            inputs.
         inputs: An array whose first `num_positions` axes are positions.
         num_positions: The number of position axes.
-        weights: A pytree of arrays; None: see above.
+        weights: A pytree of arrays, the first argument of `function`; None if `function` has only
+            one argument.
 
     Returns:
-        bool [outputs, inputs], remarks and notes.
+        A `Taint` whose bits are bool [outputs, inputs].
     """
     if weights is not None:
         closed = jax.make_jaxpr(function)(weights, inputs)
@@ -51,25 +54,26 @@ def by_taint(
         more = _by_position(other, num_positions) & ~pairs
         if more.any():
             remarks += (
-                f"captured arrays ({', '.join(captured.partly)}) have zeros that stop {more.sum()} "
-                "paths: if they are weights, call with weights=…; if they are a mask, make it bool",
+                f"captured arrays ({', '.join(captured.partly)}) contain zeros; other "
+                f"values there would add {more.sum()} dependencies. If these arrays are weights, "
+                "pass them as weights=…. If they are masks, convert them to bool",
             )
     return Taint(pairs, remarks, found.notes + captured.notes())
 
 
 class _Captured:
-    """Decides which captured arrays of a function may be weights with other values.
+    """Decides which captured arrays of a function are treated as weights.
 
     Attributes:
-        partly: Descriptions of float arrays with some zeros, as the keys of a dict.
-        wholly: Descriptions of float arrays that are entirely 0.
+        partly: A dict whose keys describe the float arrays with some zeros.
+        wholly: A dict whose keys describe the float arrays that are entirely 0.
     """
 
     def __init__(self):
         self.partly, self.wholly = {}, {}
 
     def zeros(self, array: AnyArray) -> Bool[np.ndarray, "..."]:
-        """Returns bool [*shape], true everywhere if the array is entirely 0."""
+        """Returns bool [*shape]: True everywhere if the array is entirely 0, else False."""
         zero = _is_zero(array)
         if zero.any():
             name = f"{array.dtype} {list(np.shape(array))}"
@@ -77,7 +81,11 @@ class _Captured:
         return np.full(zero.shape, zero.all())
 
     def weights(self, array: AnyArray) -> Bool[np.ndarray, "..."]:
-        """Returns bool [*shape], true where an array with zeros could be a weight, not a mask."""
+        """Returns bool [*shape]: True for elements that may be weights.
+
+        Arrays without zeros have no such elements. Elements with an absolute value of at least
+        `REACH` are treated as masks.
+        """
         zero = _is_zero(array)
         if not zero.any():
             return zero
@@ -85,17 +93,17 @@ class _Captured:
 
     def notes(self) -> tuple[str, ...]:
         names = ", ".join(self.wholly)
-        note = f"captured arrays of zeros ({names}) are taken for weights that may change"
+        note = f"captured arrays of zeros ({names}) are treated as weights, which may be trained"
         return (note,) if names else ()
 
 
 def _is_zero(array: AnyArray) -> Bool[np.ndarray, "..."]:
-    """Returns bool [*shape], true at the zeros of a float array."""
+    """Returns bool [*shape]: True at the zeros of a float array, False for other dtypes."""
     return np.asarray(array) == 0 if is_float(array) else np.zeros(np.shape(array), bool)
 
 
 def _by_position(found: Taint, num_positions: int) -> PairTable:
-    """Returns bool [outputs, inputs]: the union over the features of an output."""
+    """Returns bool [outputs, inputs]: the union of the bits over the features of each output."""
     features = tuple(range(num_positions, found.bits.ndim - 1))
     return found.bits.any(axis=features).reshape(-1, found.bits.shape[-1])
 
@@ -106,16 +114,16 @@ def by_derivative(
     num_positions: int,
     rows: Int[np.ndarray, " rows"],
 ) -> Float[np.ndarray, "rows inputs"]:
-    """Returns float [rows, inputs]: the largest |∂ output / ∂ feature of the input|, by vjp.
+    """Returns float [rows, inputs]: the largest |∂ output / ∂ input feature|.
 
-    The features of an output position are summed with nonzero factors, so that each row of the
-    Jacobian takes one backward pass.
+    The features of each output position are summed with nonzero factors. Each row of the Jacobian
+    therefore needs only one backward pass.
 
     Args:
         function: Maps the inputs to an array.
         inputs: A float array whose first `num_positions` axes are positions.
         num_positions: The number of position axes.
-        rows: The output positions to test.
+        rows: The output positions to test, which are the rows of the Jacobian.
     """
 
     def one_per_position(x: Float[Array, "..."]) -> Float[Array, " outputs"]:
@@ -131,8 +139,8 @@ def by_derivative(
             (gradient,) = pull_back(jnp.zeros_like(y).at[row].set(1.0))
             return _largest(gradient.reshape(*x.shape[:num_positions], -1), num_positions)
 
-        # One by one: a batch of backward passes is the wrong program on CPU of docs/hazards.md, and
-        # takes as long.
+        # `map` runs one backward pass at a time. XLA miscompiles batched backward passes on CPUs
+        # (docs/hazards.md), and batching is not faster.
         return jax.lax.map(effect, rows)
 
     return np.asarray(run(inputs, jnp.asarray(rows)))
@@ -145,17 +153,17 @@ def by_change(
     columns: Int[np.ndarray, " columns"],
     others: AnyArray,
 ) -> Float[np.ndarray, "outputs columns"]:
-    """Returns float [outputs, columns]: the change of an output when one input is replaced.
+    """Returns float [outputs, tested inputs]: the change of each output if one input is replaced.
 
-    Two results that differ get at least the smallest normal number, even if their difference
-    rounds to 0.
+    If an output changes, the reported change is at least the smallest normal number, even if the
+    difference rounds to 0.
 
     Args:
         function: Maps the inputs to an array.
         inputs: An array whose first `num_positions` axes are positions.
         num_positions: The number of position axes.
         columns: The input positions to test.
-        others: The replacements, with the shape of the inputs.
+        others: The replacements, with the same shape as the inputs.
     """
     shape = inputs.shape[:num_positions]
     features = (1,) * (inputs.ndim - num_positions)
@@ -164,8 +172,9 @@ def by_change(
     def run(
         x: Values, others: Values, columns: Int[Array, " columns"]
     ) -> Float[Array, "columns outputs"]:
-        # A result is compared one step after the step that computes it: within one step, a compiler
-        # may compute it twice, with different rounding.
+        # Each scan step computes one result, and compares the previous step's result with the
+        # reference. If a step compared its own result, the compiler could compute the result twice,
+        # with different rounding.
         def step(
             results: tuple[Values, Values], columns: Int[Array, "2"]
         ) -> tuple[tuple[Values, Values], Float[Array, " outputs"]]:
@@ -178,8 +187,8 @@ def by_change(
             z = function(jnp.where(here.reshape(*shape, *features), others, x))
             return (y, z), _largest(by.reshape(*y.shape[:num_positions], -1), num_positions)
 
-        # The column −1 replaces nothing and gives the reference outputs. They must come from the
-        # same compiled program, because another one may round differently.
+        # For the column −1, the scan replaces no input and computes the reference. Another compiled
+        # program might round the reference differently.
         shapes = jax.eval_shape(function, x)
         empty = jnp.zeros(shapes.shape, shapes.dtype)
         pairs = jnp.stack(
@@ -191,11 +200,11 @@ def by_change(
 
 
 def _largest(x: Values, num_positions: int) -> Float[Array, " positions"]:
-    """Returns [positions]: the largest |feature|, where NaN counts as ∞."""
+    """Returns the largest |feature| of each position, with NaN as ∞."""
     sizes = jnp.where(jnp.isnan(x), jnp.inf, _widened(jnp.abs(x)))
     return sizes.max(axis=range(num_positions, x.ndim), initial=0.0).reshape(-1)
 
 
 def _widened(x: Shaped[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Returns the array in float32, or in float64 if it has this dtype."""
+    """Converts the array to float32, unless it has dtype float64."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))

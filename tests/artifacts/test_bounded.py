@@ -1,4 +1,4 @@
-"""Encoding takes time and memory in proportion to the text, for any tokenizer.json and any text."""
+"""Encoding takes linear time and memory, for any tokenizer.json and any text."""
 
 import gzip
 import itertools
@@ -21,8 +21,8 @@ WORDS = st.sampled_from(["a1", "b,", "'s", " ", "\n", "é", "7", "#x", "  ", "_"
 
 
 @given(st.lists(WORDS, max_size=30).map("".join), st.integers(1, 5), st.integers(0, 6))
-def test_cuts_between_and_within_words_change_no_tokens(text, length, longest):
-    """Unless a window of the text has no place to cut: letters, digits and signs alternate."""
+def test_cutting_text_into_pieces_does_not_change_tokens(text, length, longest):
+    """Splitting preserves tokens unless letters, digits and signs alternate without a boundary."""
     tokenizer = foreign.tokenizer()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(byte_tokenizer, "LONGEST_WORD", longest)
@@ -38,8 +38,8 @@ def test_cuts_between_and_within_words_change_no_tokens(text, length, longest):
     assert not safe or ids == tokenizer.encode(text)
 
 
-def test_a_text_without_spaces_is_cut_in_linear_time():
-    """Each piece examines the same number of characters, whatever precedes it."""
+def test_text_without_spaces_is_cut_into_pieces_in_linear_time():
+    """Splitting examines a constant number of characters per piece."""
     text = "x" * (3 * byte_tokenizer.LONGEST_WORD)
     found = list(byte_tokenizer.cut([text[:5], text[5:]], 1000))
     assert max(map(len, found)) <= 1000 + byte_tokenizer.LONGEST_WORD and "".join(found) == text
@@ -60,7 +60,7 @@ GROWING = {
 @pytest.mark.parametrize(
     "load", [ByteTokenizer.load, lambda path: Subwords.load(path, SpecialTokens())]
 )
-def test_a_tokenizer_that_makes_a_text_much_longer_is_refused(kind, load, tmp_path):
+def test_tokenizer_that_expands_text_excessively_is_rejected(kind, load, tmp_path):
     content = json.loads(foreign.tokenizer().to_json())
     for name, part in GROWING[kind].items():
         content[name] = (content[name] | part) if name == "model" else part
@@ -70,7 +70,7 @@ def test_a_tokenizer_that_makes_a_text_much_longer_is_refused(kind, load, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.txt.GZ", "a.txt.zst"])
-def test_a_small_file_that_decompresses_to_a_huge_one_is_refused(name, tmp_path, monkeypatch):
+def test_decompression_bomb_is_rejected(name, tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "_SMALL", 1 << 16)
     data = b'{"text": "' + b"x" * (1 << 22) + b'"}'
     if name.endswith(".zst"):
@@ -82,8 +82,8 @@ def test_a_small_file_that_decompresses_to_a_huge_one_is_refused(name, tmp_path,
     assert name in said and "100 times its size" in said
 
 
-def test_a_long_line_is_joined_once(tmp_path, monkeypatch):
-    """Each byte of a line that arrives in many pieces is copied a bounded number of times."""
+def test_long_line_read_in_many_pieces_is_copied_in_linear_time(tmp_path, monkeypatch):
+    """If a line arrives in many pieces, each byte is copied a bounded number of times."""
     monkeypatch.setattr(documents, "PIECE_BYTES", 64)
     lines = [b"x" * 5000, b"", b"y" * 100, b"z"]
     (tmp_path / "a.txt").write_bytes(b"\n".join(lines))

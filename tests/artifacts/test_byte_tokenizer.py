@@ -37,21 +37,21 @@ ids = st.lists(st.integers(0, LEARNT.vocab_size - 1))
 
 @many_cases
 @given(texts)
-def test_any_text_comes_back(text):
+def test_decoding_inverts_encoding(text):
     for tokenizer in (LEARNT, BYTES):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @many_cases
 @given(texts)
-def test_no_text_encodes_to_the_end_of_text(text):
+def test_end_of_text_token_never_results_from_encoding(text):
     for tokenizer in (LEARNT, BYTES):
         assert tokenizer.end_of_text not in tokenizer.encode(text + END_OF_TEXT + text)
 
 
 @many_cases
 @given(texts)
-def test_without_merges_tokens_are_bytes(text):
+def test_tokenizer_without_merges_encodes_each_byte_as_one_token(text):
     encoded = BYTES.encode(text)
     assert b"".join(map(BYTES.token_bytes, encoded)) == text.encode()
     assert len(encoded) == len(text.encode())
@@ -59,13 +59,13 @@ def test_without_merges_tokens_are_bytes(text):
 
 @many_cases
 @given(st.lists(texts))
-def test_encoding_many_texts_equals_encoding_each(many):
+def test_encode_many_equals_encoding_each_text(many):
     assert LEARNT.encode_many(many) == [LEARNT.encode(text) for text in many]
 
 
 @many_cases
 @given(texts, st.integers(1, 5), st.integers(1, 9))
-def test_a_long_text_has_the_tokens_that_it_has_in_one_piece(text, piece_length, part):
+def test_splitting_long_text_preserves_tokens(text, piece_length, part):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "_PIECE_LENGTH", piece_length)
         assert "".join(LEARNT.pieces([text])) == text
@@ -76,7 +76,7 @@ def test_a_long_text_has_the_tokens_that_it_has_in_one_piece(text, piece_length,
     assert in_pieces == LEARNT._backend.encode(text).ids
 
 
-def test_long_texts_are_cut_into_pieces(monkeypatch):
+def test_long_texts_are_cut_into_pieces_before_encoding(monkeypatch):
     monkeypatch.setattr(tokenizer_module, "_PIECE_LENGTH", 8)
     assert list(LEARNT.pieces(["one two three  four five"])) == ["one two three", "  four five"]
     assert list(LEARNT.pieces(["一二三四五六七八九\n十"])) == ["一二三四五六七八九", "\n十"]
@@ -85,18 +85,18 @@ def test_long_texts_are_cut_into_pieces(monkeypatch):
 
 @many_cases
 @given(ids)
-def test_decoding_agrees_with_the_library(sequence):
+def test_decoding_equals_tokenizers_library(sequence):
     assert LEARNT.decode(sequence) == LEARNT._backend.decode(sequence)
 
 
-def test_end_of_text_is_skipped_in_decoding():
+def test_decoding_skips_end_of_text_tokens():
     end = LEARNT.end_of_text
     assert LEARNT.decode([end, *LEARNT.encode("a b"), end, *LEARNT.encode("c"), end]) == "a bc"
 
 
 @many_cases
 @given(st.lists(ids))
-def test_streaming_equals_decoding_for_any_division_of_the_ids(parts):
+def test_streamed_text_equals_decoded_text_for_any_division_of_ids(parts):
     stream = StreamDecoder(LEARNT)
     for _ in range(2):  # a flushed decoder can be reused
         given_out = "".join(stream.push(part) for part in parts) + stream.flush()
@@ -105,21 +105,21 @@ def test_streaming_equals_decoding_for_any_division_of_the_ids(parts):
 
 @many_cases
 @given(texts)
-def test_streaming_never_gives_out_a_part_of_a_character(text):
+def test_stream_decoder_returns_only_whole_characters(text):
     stream = StreamDecoder(BYTES)
     given_out = [stream.push([token]) for token in BYTES.encode(text)]
     assert [part for part in given_out if part] == list(text)
     assert stream.flush() == ""
 
 
-def test_an_unfinished_character_is_marked_only_at_the_end():
+def test_stream_decoder_replaces_incomplete_character_only_at_flush():
     stream = StreamDecoder(BYTES)
     assert stream.push(BYTES.encode("a😀")[:-1]) == "a"
     assert stream.flush() == "\ufffd"
 
 
 @pytest.mark.parametrize("vocab_size", [257, 300, 340])
-def test_vocabulary_holds_every_byte_and_the_end_of_text(vocab_size):
+def test_vocabulary_contains_every_byte_and_the_end_of_text_token(vocab_size):
     tokenizer = ByteTokenizer.train(CORPUS, vocab_size)
     assert tokenizer.vocab_size == vocab_size
     assert tokenizer.end_of_text == 0
@@ -130,8 +130,8 @@ def test_vocabulary_holds_every_byte_and_the_end_of_text(vocab_size):
 
 @many_cases
 @given(st.lists(st.one_of(texts, st.just(MASK), st.just(MASK[:4]))).map("".join))
-def test_no_text_encodes_to_the_mask(text):
-    """Not even a text that spells it, after training on many of them. The mask has no text."""
+def test_mask_token_never_results_from_encoding(text):
+    """The mask token never results from encoding, even if the training texts spell it out."""
     for tokenizer in (MASKED, ByteTokenizer.train([MASK], 258, mask=True)):
         assert tokenizer.mask_token == tokenizer.vocab_size - 1
         ids = tokenizer.encode(text)
@@ -140,12 +140,12 @@ def test_no_text_encodes_to_the_mask(text):
     assert LEARNT.mask_token is None and MASKED.vocab_size <= 400
 
 
-def test_a_small_corpus_gives_a_smaller_vocabulary():
+def test_small_corpus_gives_a_smaller_vocabulary_than_requested():
     assert ByteTokenizer.train(["ab ab ab"], 10_000).vocab_size == 257 + 2  # "ab" and " ab"
     assert ByteTokenizer.train([], 10_000).vocab_size == 257
 
 
-def test_training_is_the_same_in_another_process_with_other_threads():
+def test_tokenizer_training_is_deterministic_across_processes():
     script = (
         "from jaxformer.artifacts.byte_tokenizer import ByteTokenizer;"
         f"print(ByteTokenizer.train({CORPUS!r}, 400).fingerprint)"
@@ -157,12 +157,12 @@ def test_training_is_the_same_in_another_process_with_other_threads():
     assert run.stderr == ""
 
 
-def test_a_line_without_spaces_neither_hangs_training_nor_becomes_a_token():
+def test_tokenizer_training_splits_long_lines_without_spaces():
     tokenizer = ByteTokenizer.train(["x" * 300_000], 300)
     assert max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)) <= 64
 
 
-def test_a_saved_tokenizer_is_the_same_when_loaded(tmp_path):
+def test_saved_tokenizer_is_loaded_unchanged(tmp_path):
     LEARNT.save(tmp_path / "tokenizer.json")
     loaded = ByteTokenizer.load(tmp_path / "tokenizer.json")
     text = f"the café {END_OF_TEXT} 😀"
@@ -172,7 +172,7 @@ def test_a_saved_tokenizer_is_the_same_when_loaded(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
-def test_added_tokens_of_other_projects_are_decoded_as_written():
+def test_text_with_added_tokens_is_decoded_unchanged():
     backend = tokenizers.Tokenizer.from_str(LEARNT._backend.to_str())
     backend.add_tokens(["\n\n\n", "é é"])
     backend.add_special_tokens(["<|user|>"])
@@ -183,38 +183,45 @@ def test_added_tokens_of_other_projects_are_decoded_as_written():
     assert tokenizer.decode([backend.token_to_id("<|user|>")]) == ""
 
 
-def test_a_vocabulary_smaller_than_the_bytes_is_refused():
+def test_tokenizer_training_rejects_vocab_size_below_the_number_of_bytes():
     assert error_of(ByteTokenizer.train, ["a"], 256).startswith("vocab_size: 256 is too small")
 
 
 @pytest.mark.parametrize("token", [-1, LEARNT.vocab_size])
-def test_an_id_outside_the_vocabulary_is_refused(token):
+def test_decoding_rejects_ids_outside_the_vocabulary(token):
     message = f"ids: {token} is not a token id; it must be 0 to {LEARNT.vocab_size - 1}"
     assert error_of(LEARNT.decode, [1, token]) == message
     assert error_of(StreamDecoder(LEARNT).push, [token]) == message
 
 
-def test_a_lone_surrogate_is_refused():
-    assert error_of(LEARNT.encode, "a\ud800").startswith("text: it cannot be encoded as UTF-8: ")
+def test_encoding_rejects_lone_surrogates():
+    assert error_of(LEARNT.encode, "a\ud800").startswith("the text cannot be encoded as UTF-8: ")
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "[1, 2", "\udcff"])
-def test_a_missing_or_bad_file_is_refused_by_name(tmp_path, content):
+def test_load_error_names_missing_or_malformed_tokenizer_file(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content.encode(errors="surrogateescape"))
-    assert error_of(ByteTokenizer.load, path).startswith(f"{path}: not a readable byte-level BPE")
+    assert error_of(ByteTokenizer.load, path).startswith(
+        f"{path} cannot be read as a byte-level BPE"
+    )
 
 
-def test_a_tokenizer_of_another_kind_is_refused():
+def test_tokenizer_other_than_byte_level_bpe_is_rejected():
     words = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     assert error_of(ByteTokenizer, words) == "tokenizer: its model is WordLevel, not BPE"
     backend = tokenizers.Tokenizer(models.BPE({"a": 0}, []))
     assert error_of(ByteTokenizer, backend) == "tokenizer: its decoder is NoneType, not ByteLevel"
     backend.decoder = decoders.ByteLevel()
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    assert error_of(ByteTokenizer, backend).startswith("tokenizer: it has none of <|endoftext|>, ")
+    assert error_of(ByteTokenizer, backend).startswith(
+        "tokenizer: it has no end-of-text token (<|endoftext|> or "
+    )
     backend = tokenizers.Tokenizer(models.BPE({"猫": 0}, []))
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([END_OF_TEXT])
-    assert error_of(ByteTokenizer, backend) == "tokenizer: token '猫' is not made of bytes"
+    assert (
+        error_of(ByteTokenizer, backend)
+        == "tokenizer: token '猫' contains a character that does not represent a byte"
+    )

@@ -1,4 +1,4 @@
-"""Checkpoints are written completely or not at all, and refused if they do not fit the model."""
+"""Checkpoints are written atomically, and rejected if they do not fit the model."""
 
 import errno
 import shutil
@@ -25,9 +25,9 @@ def scaled(factor):
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "run[x] {a,b}", "*", "a?", "$x~ %2F"])
-def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path, name):
-    """No name of a folder is read as a wildcard pattern."""
-    with CheckpointWriter(tmp_path / name, keep=2) as writer:
+def test_only_max_to_keep_checkpoints_remain_and_the_newest_is_restored(tmp_path, name):
+    """Folder names with wildcard characters are used literally."""
+    with CheckpointWriter(tmp_path / name, max_to_keep=2) as writer:
         for step in (1, 2, 3):
             writer.save(step, scaled(step), REST, {"data": {"at": step}})
     checkpoints = Checkpoints(tmp_path / name)
@@ -43,8 +43,10 @@ def test_the_newest_is_restored_and_the_newest_few_are_kept(tmp_path, name):
 @given(
     keep=st.integers(1, 3), every=st.sampled_from([None, 2, 3]), steps=st.sets(st.integers(1, 9))
 )
-def test_the_newest_and_every_so_many_are_kept(tmp_path_factory, keep, every, steps):
-    """The steps are saved in two starts of a run."""
+def test_checkpoint_writer_keeps_periodic_and_newest_checkpoints(
+    tmp_path_factory, keep, every, steps
+):
+    """The steps are saved by a run and by its resumption."""
     folder, steps = tmp_path_factory.mktemp("kept"), sorted(steps)
     for part in (steps[:3], steps[3:]):
         with CheckpointWriter(folder, keep, every) as writer:
@@ -54,15 +56,15 @@ def test_the_newest_and_every_so_many_are_kept(tmp_path_factory, keep, every, st
     assert Checkpoints(folder).steps() == sorted(periodic | set(steps[-keep:]))
 
 
-def test_a_checkpoint_has_the_arrays_of_the_moment_of_the_save(tmp_path):
-    """Even if they are changed and their memory is reused while they are written."""
+def test_checkpoint_is_unaffected_by_later_array_changes(tmp_path):
+    """Changing the arrays or reusing their memory during a save leaves the checkpoint intact."""
 
     @partial(jax.jit, donate_argnums=0)
     def update(tree):
         return jax.tree.map(lambda x: x + 1, tree)
 
     state = {"kernel": jnp.zeros((512, 1024))}
-    with CheckpointWriter(tmp_path, keep=9) as writer:
+    with CheckpointWriter(tmp_path, max_to_keep=9) as writer:
         for step in range(4):
             writer.save(step, state, REST, {})
             for _ in range(5):
@@ -78,11 +80,11 @@ def test_a_checkpoint_has_the_arrays_of_the_moment_of_the_save(tmp_path):
     ("where", "what"),
     [(AsyncCheckpointer, "_save_step_metadata"), (checkpoint, "write_digests")],
 )
-def test_what_fails_beside_training_is_raised(tmp_path, monkeypatch, where, what, late):
-    """The next save, a wait or the end of the context raises it.
+def test_error_of_background_save_is_raised(tmp_path, monkeypatch, where, what, late):
+    """The next save, a wait or the end of the context raises the error of a failed save.
 
-    The previous checkpoint is then the last good one. Another start can save, and incomplete files
-    are removed.
+    The previous checkpoint is then the last undamaged checkpoint. A new writer can save, and
+    removes incomplete files.
     """
 
     def full(*_, **__):
@@ -105,17 +107,17 @@ def test_what_fails_beside_training_is_raised(tmp_path, monkeypatch, where, what
     assert not list(tmp_path.glob("*tmp*"))
 
 
-def test_without_room_on_the_disk_nothing_is_begun(tmp_path, monkeypatch):
-    """One byte too few for the arrays (2 · 3 + 5 floats and 2 words) keeps the save from starting.
+def test_full_disk_prevents_save_from_starting(tmp_path, monkeypatch):
+    """If the disk has one byte too few for the arrays, the save does not start.
 
-    The earlier checkpoint is not deleted. With that byte the save succeeds.
+    The earlier checkpoint is not deleted. With one byte more, the save succeeds.
     """
     with CheckpointWriter(tmp_path / "checkpoints") as writer:
         writer.save(1, PARAMS, REST, {})
         writer.wait()
         usage, needed = shutil.disk_usage(tmp_path), 4 * (6 + 5 + 2)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
-        with pytest.raises(OSError, match="checkpoint of 52 bytes, 51 are free") as raised:
+        with pytest.raises(OSError, match="checkpoint of 52 bytes; 51 bytes are free") as raised:
             writer.save(2, PARAMS, REST, {})
         assert raised.value.errno == errno.ENOSPC
         assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
@@ -133,7 +135,7 @@ def test_without_room_on_the_disk_nothing_is_begun(tmp_path, monkeypatch):
         ({**PARAMS, "head": {"bias": jnp.zeros(5, jnp.bfloat16)}}, "head/bias"),
     ],
 )
-def test_another_tree_shape_or_dtype_is_refused_by_name(tmp_path, like, named):
+def test_checkpoint_with_different_structure_or_shapes_or_dtypes_is_rejected(tmp_path, like, named):
     with CheckpointWriter(tmp_path) as writer:
         writer.save(1, PARAMS, REST, {})
     with pytest.raises(ValueError, match=named):
@@ -142,7 +144,7 @@ def test_another_tree_shape_or_dtype_is_refused_by_name(tmp_path, like, named):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", ["_CHECKPOINT_METADATA", "params", "progress", "rest"])
-def test_one_that_a_kill_left_half_deleted_is_passed_over(tmp_path, lost):
+def test_half_deleted_checkpoint_is_skipped(tmp_path, lost):
     checkpoints = Checkpoints(tmp_path)
     with CheckpointWriter(tmp_path) as writer:
         for step in (1, 2):
@@ -161,14 +163,14 @@ def test_one_that_a_kill_left_half_deleted_is_passed_over(tmp_path, lost):
     assert checkpoints.restore(PARAMS)[1]["blocks"]["kernel"][0, 0] == 30
 
 
-def test_a_run_folder_names_the_fault_in_its_config(tmp_path):
+def test_reading_invalid_run_config_raises_error(tmp_path):
     folder = RunFolder(tmp_path)
-    with pytest.raises(ValueError, match="holds no run"):
+    with pytest.raises(ValueError, match="is not a run"):
         folder.read_config()
     for text, complaint in (
         ("{", "cannot be read"),
         ("[]", "an object"),
-        ("{}", "format None"),
+        ("{}", "no format number"),
         ('{"format": 9}', "9"),
     ):
         folder.config.write_text(text)
@@ -176,8 +178,8 @@ def test_a_run_folder_names_the_fault_in_its_config(tmp_path):
             folder.read_config()
 
 
-def test_metrics_and_samples_after_the_restored_step_are_removed(tmp_path):
-    """So is an incomplete last line, which a kill leaves."""
+def test_metrics_and_samples_after_restored_step_are_removed(tmp_path):
+    """Later metrics and samples, and an incomplete last line, are removed."""
     folder = RunFolder(tmp_path)
     lines = [f'{{"step": {step}, "loss": {step}.5}}\n' for step in (1, 2, 3)]
     folder.metrics.write_text("".join(lines) + '{"step": 4, "lo')

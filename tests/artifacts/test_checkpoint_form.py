@@ -1,4 +1,4 @@
-"""Low-rank updates in checkpoints: the arrays of the files and those of the state are the same."""
+"""Low-rank updates in checkpoints: files and memory contain the same arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from tests.properties import tiny
 from tests.properties.models import MODELS
 from tests.slow import mostly_slow
 
-MODEL, LORA = tiny.build(num_layers=1), LoraConfig(lora_rank=2, lora_maps="query,output")
+MODEL, LORA = tiny.build(num_layers=1), LoraConfig(lora_rank=2, lora_target_modules="query,output")
 OPTIMIZERS = ("adamw", "lion", "adafactor", "muon")
 
 
@@ -29,11 +29,11 @@ def numbered(tree):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_files_have_a_and_b_at_the_path_of_each_map(name):
-    """For updates of all maps of each kind of model, and nothing else is in the files."""
+def test_lora_checkpoint_contains_lora_a_and_b_of_each_linear_layer(name):
+    """The files contain only lora_a and lora_b, for all linear layers of each model class."""
     shapes = tiny.shapes(tiny.build(**MODELS[name]))["params"]
     maps = [path.removesuffix("/kernel") for path in flat(shapes) if path.endswith("/kernel")]
-    lora = LoraConfig(lora_rank=1, lora_maps=",".join(maps))
+    lora = LoraConfig(lora_rank=1, lora_target_modules=",".join(maps))
     made = jax.eval_shape(lambda x: adapt(jax.random.key(0), x, lora), shapes)
     adapter = numbered(partition(made)[0])
     stored, kernels = flat(stored_form(adapter)), flat(adapter)
@@ -48,7 +48,7 @@ def test_files_have_a_and_b_at_the_path_of_each_map(name):
 
 
 def adapter_in_files(base):
-    """Returns zeros in the form of an adapter in a file."""
+    """Returns zeros with the structure of an adapter in a file."""
     shapes, adapter = flat(base), {}
     for path in adapted_maps(base, LORA):
         *layers, in_dim, out_dim = shapes[f"{path}/kernel"].shape
@@ -67,8 +67,8 @@ def adapter_in_files(base):
     [LORA, pytest.param(LoraConfig(), marks=pytest.mark.slow)],
     ids=["lora", "all weights"],
 )
-def test_a_checkpoint_in_the_form_of_files_is_restored(tmp_path, optimizer, lora):
-    """The adapter, its moments and its average have this form."""
+def test_checkpoint_restores_adapter_with_optimizer_moments_and_average(tmp_path, optimizer, lora):
+    """The adapter, its moments and its average are restored from their structure in files."""
     optimizer = make_optimizer(OptimizerConfig(optimizer=optimizer))
     base = tiny.weights(MODEL, 0)["params"]
     state = init_state(MODEL, optimizer, 0, base, lora=lora, averages=True)

@@ -1,7 +1,7 @@
 """A damaged checkpoint is never used silently.
 
-The newest undamaged checkpoint is used, and a warning names the damaged file. Arrays that are not
-finite are not saved.
+The newest undamaged checkpoint is used, and a warning gives the path of the damaged file. Arrays
+with NaN or infinity are not saved.
 """
 
 import shutil
@@ -20,7 +20,7 @@ REST = {"optimizer": {"mu": jnp.zeros(4)}, "key": jnp.zeros(2, jnp.uint32)}
 
 
 def save(folder, *steps, keep=2):
-    """Saves checkpoints of these steps. Each has its step in its kernel."""
+    """Saves checkpoints of the given steps, whose kernels contain the step."""
     with CheckpointWriter(folder, keep) as writer:
         for step in steps:
             params = {**PARAMS, "blocks": {"kernel": jnp.full((2, 3), float(step))}}
@@ -29,7 +29,7 @@ def save(folder, *steps, keep=2):
 
 
 def restored(checkpoints):
-    """Restores a checkpoint, checks that arrays and progress are of its step, returns the step."""
+    """Restores a checkpoint, checks its arrays and progress, and returns its step."""
     step, params, rest, progress = checkpoints.restore(PARAMS, REST)
     np.testing.assert_array_equal(params["blocks"]["kernel"], np.full((2, 3), float(step)))
     assert progress == {"at": step} and rest.keys() == REST.keys()
@@ -48,7 +48,7 @@ def pair(tmp_path_factory):
 
 @contextmanager
 def damaged(path, content):
-    """Replaces the file's content by `content` (None: deletes it), and restores it at the end."""
+    """Replaces a file's content, or deletes the file for None; restores the file at the end."""
     whole = path.read_bytes()
     path.unlink() if content is None else path.write_bytes(content)
     try:
@@ -64,8 +64,8 @@ def flipped(content, position):
     return bytes(changed)
 
 
-def test_whichever_file_is_damaged_the_checkpoint_before_is_the_last_good_one(pair):
-    """For each file: one byte inverted, truncated to half, emptied, or deleted."""
+def test_damage_to_any_checkpoint_file_is_detected(pair):
+    """Each file is damaged in four ways: a byte inverted, truncated to half, emptied, deleted."""
     good = Checkpoints(pair).last()
     assert good == f"the last good checkpoint is {pair / '2'}"
     for path in files(pair / "2"):
@@ -79,8 +79,8 @@ def test_whichever_file_is_damaged_the_checkpoint_before_is_the_last_good_one(pa
 
 @pytest.mark.parametrize("part", ["params", "rest", "progress", "_CHECKPOINT_METADATA"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete"])
-def test_the_checkpoint_before_is_restored_and_the_file_is_named(pair, part, damage):
-    """Damages the largest file of each part: in params and rest it holds the numbers."""
+def test_damaged_checkpoint_is_skipped_with_warning(pair, part, damage):
+    """Damages the largest file of each part, which contains the numbers of params and rest."""
     below = [path for path in files(pair / "2") if path.relative_to(pair / "2").parts[0] == part]
     path = max(below, key=lambda path: path.stat().st_size)
     content = path.read_bytes()
@@ -92,8 +92,8 @@ def test_the_checkpoint_before_is_restored_and_the_file_is_named(pair, part, dam
     assert restored(Checkpoints(pair)) == 2
 
 
-def test_a_file_that_no_save_left_is_damage(pair):
-    """The digests do not cover a file that was added after the save."""
+def test_checkpoint_with_a_file_added_after_saving_counts_as_damaged(pair):
+    """A file that was added after the save has no digest, so the checkpoint counts as damaged."""
     stray = pair / "2" / "params" / "stray"
     stray.write_text("")
     with pytest.warns(UserWarning, match="params/stray"):
@@ -109,14 +109,14 @@ def test_restoring_fails_if_all_checkpoints_are_damaged(tmp_path):
         path.write_bytes(flipped(path.read_bytes(), 0))
     with pytest.raises(ValueError, match=f"{tmp_path}.*2 is damaged: progress/metadata"):
         checkpoints.restore(PARAMS, REST)
-    assert checkpoints.last() == f"no checkpoint in {tmp_path} is whole"
+    assert checkpoints.last() == f"all checkpoints in {tmp_path} are damaged or incomplete"
 
 
-def test_one_without_digests_counts_only_where_none_has_them(tmp_path):
+def test_checkpoint_without_digests_is_restored_only_as_last_resort(tmp_path):
     """A kill between Orbax's commit and the digests leaves a checkpoint without digests.
 
-    The previous checkpoint is used then. A checkpoint without digests is used, with a warning, if
-    no other one has digests (as with keep=1).
+    Then the previous checkpoint is used. A checkpoint without digests is used, with a warning, only
+    if no other checkpoint has digests.
     """
     checkpoints = save(tmp_path, 1, 2)
     (tmp_path / "2" / DIGESTS).unlink()
@@ -124,18 +124,20 @@ def test_one_without_digests_counts_only_where_none_has_them(tmp_path):
         assert restored(checkpoints) == 1
     assert checkpoints.last().endswith(str(tmp_path / "1"))
     (tmp_path / "1" / DIGESTS).unlink()
-    with pytest.warns(UserWarning, match=f"2 has no {DIGESTS}.*cannot be checked"):
+    with pytest.warns(UserWarning, match=f"2 has no {DIGESTS}.*used without a check"):
         assert restored(checkpoints) == 2
     assert "cannot be checked" in checkpoints.last()
     shutil.rmtree(tmp_path / "2" / "rest")
     with pytest.warns(UserWarning) as told:
         assert restored(checkpoints) == 1
     said = [str(warning.message) for warning in told]
-    assert len(said) == 2 and "2/rest" in said[1] and "cannot be checked" in said[0]
+    assert len(said) == 2 and "2/rest" in said[1] and "used without a check" in said[0]
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_a_kill_before_the_digests_leaves_a_checkpoint_to_restore(tmp_path, monkeypatch, keep):
+def test_checkpoint_is_restorable_if_run_is_killed_before_writing_digests(
+    tmp_path, monkeypatch, keep
+):
     """A run that resumes from it can save again."""
     checkpoints = save(tmp_path, 1, keep=keep)
     with monkeypatch.context() as patch:
@@ -161,17 +163,17 @@ BAD = {
 
 
 @pytest.mark.parametrize("named", BAD)
-def test_what_is_not_finite_is_not_saved(tmp_path, named):
-    """The error names the array, and earlier checkpoints are not deleted."""
+def test_checkpoint_with_nan_is_not_saved(tmp_path, named):
+    """The error gives the path of the array, and earlier checkpoints are not deleted."""
     checkpoints = save(tmp_path, 1, keep=1)
-    with pytest.raises(ValueError, match=f"{named} is not finite"):
+    with pytest.raises(ValueError, match=f"{named} contains NaN or infinity"):
         CheckpointWriter(tmp_path).save(2, *BAD[named], {})
     assert [path.name for path in tmp_path.iterdir()] == ["1"]
     assert restored(checkpoints) == 1
 
 
-def test_what_is_not_finite_is_not_restored(tmp_path, monkeypatch):
-    """Nothing that this version saves is so, but the file may come from elsewhere."""
+def test_checkpoint_with_nan_is_not_restored(tmp_path, monkeypatch):
+    """A checkpoint with NaN, which only another program can write, is not restored."""
     checkpoints = save(tmp_path, 1)
     with monkeypatch.context() as patch, CheckpointWriter(tmp_path) as writer:
         patch.setattr(writer_module, "not_finite", lambda tree: None)
@@ -181,7 +183,7 @@ def test_what_is_not_finite_is_not_restored(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("sha256sum") is None, reason="there is no sha256sum here")
-def test_digests_are_those_of_sha256sum(pair):
-    """So a checkpoint, or a copy of it, can be checked without this package."""
+def test_sha256sum_accepts_the_digests_of_a_checkpoint(pair):
+    """The tool sha256sum can check a checkpoint without jaxformer."""
     command = ["sha256sum", "--check", "--strict", "--quiet", DIGESTS]
     subprocess.run(command, cwd=pair / "2", check=True)

@@ -1,4 +1,4 @@
-"""Pictures whose texts are names of files in another encoding than UTF-8."""
+"""Figures whose texts contain file names that are not UTF-8."""
 
 import pytest
 from matplotlib.figure import Figure
@@ -8,8 +8,8 @@ from jaxformer.artifacts.files import without_surrogates, write_figure
 
 
 @pytest.mark.parametrize("name", ["caf\udce9", "\ud800"])
-def test_a_picture_shows_a_replacement_character(name, tmp_path):
-    """In its title, its legend and the labels of its axes."""
+def test_figure_replaces_lone_surrogates(name, tmp_path):
+    """Title, legend and axis labels show U+FFFD in place of lone surrogates."""
     figure = Figure()
     axes = figure.subplots()
     axes.plot([1, 2], label=name)
@@ -21,6 +21,6 @@ def test_a_picture_shows_a_replacement_character(name, tmp_path):
     assert name not in texts and texts.count(without_surrogates(name)) == 4
 
 
-def test_every_other_text_is_kept():
+def test_figure_text_without_lone_surrogates_is_unchanged():
     assert without_surrogates("a\n é 𝄞 \ufffd") == "a\n é 𝄞 \ufffd"
     assert without_surrogates("\ud834\udd1e") == "\ufffd\ufffd"

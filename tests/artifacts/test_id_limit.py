@@ -1,4 +1,4 @@
-"""A text with a token id that the model lacks is refused. JSON output never contains NaN."""
+"""A text with an id outside the vocabulary is rejected; JSON output never contains NaN."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from tests.slow import mostly_slow
 
 
 def with_word(kind):
-    """Returns a tokenizer of either kind with one more word than its model has ids."""
+    """Returns a tokenizer of either class with one more token than its model has ids."""
     backend = tokenizers.Tokenizer.from_str(foreign.tokenizer().to_json())
     backend.add_tokens(["tidewater"])
     size = foreign.tokenizer().vocab_size
@@ -41,7 +41,7 @@ def with_word(kind):
 
 @pytest.mark.parametrize("kind", [ByteTokenizer, Subwords])
 @pytest.mark.parametrize("lower", [False, True])
-def test_an_id_beyond_the_model_is_refused_with_token_and_id(kind, lower):
+def test_encoding_error_names_the_token_with_an_id_beyond_the_vocabulary(kind, lower):
     tokenizer, size = with_word(kind)
     tokenizer = lowercased(tokenizer) if lower else tokenizer
     assert max(tokenizer.encode("the tide came in")) < size
@@ -51,7 +51,7 @@ def test_an_id_beyond_the_model_is_refused_with_token_and_id(kind, lower):
         assert "'tidewater'" in said and f"id {size};" in said
 
 
-def test_a_special_id_beyond_the_model_is_refused_on_reading():
+def test_tokenizer_with_special_id_beyond_vocabulary_is_rejected():
     backend = tokenizers.Tokenizer.from_str(foreign.tokenizer().to_json())
     backend.add_special_tokens(["<end>", "<mask>"])
     size = foreign.tokenizer().vocab_size
@@ -89,8 +89,8 @@ COMMANDS = [
     "evaluate theirs train.txt",
     "evaluate theirs train.txt --json",
     "generate theirs --prompt tidewater",
-    "train train.txt --from theirs --out run --steps 1 --batch-size 1 --window-length 8",
-    "fill encoder --text tidewater[MASK]",
+    "train train.txt --init-from theirs --out run --steps 1 --batch-size 1 --window-length 8",
+    "fill-mask encoder --text tidewater[MASK]",
     "evaluate encoder train.txt",
     "generate pair --prompt tidewater",
     "evaluate pair --source train.txt --target held.txt",
@@ -99,7 +99,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", mostly_slow(COMMANDS, COMMANDS[1], COMMANDS[4]))
-def test_every_command_refuses_a_text_that_the_model_cannot_read(
+def test_every_command_rejects_text_with_token_id_above_vocab_size(
     command, folders, monkeypatch, capsys
 ):
     monkeypatch.chdir(folders)
@@ -110,8 +110,8 @@ def test_every_command_refuses_a_text_that_the_model_cannot_read(
 
 
 @pytest.mark.slow
-def test_a_score_that_is_not_finite_is_an_error(tmp_path, capsys):
-    """With NaN in the weights no command succeeds, and none prints NaN as JSON."""
+def test_commands_fail_if_scores_are_nan(tmp_path, capsys):
+    """With NaN in the weights, every command fails without printing NaN as JSON."""
     model, variables = foreign.write(tmp_path / "theirs", "gpt2")
     variables = jax.tree.map(lambda x: x * np.nan, variables)
     jf.save(tmp_path / "broken", model, variables, foreign.tokenizer())
@@ -131,7 +131,7 @@ contents = st.recursive(
 
 
 @given(contents)
-def test_written_json_is_valid_or_refused(content):
+def test_json_writer_rejects_nan(content):
     def refuse(constant):
         raise AssertionError(constant)
 
@@ -148,7 +148,7 @@ def test_written_json_is_valid_or_refused(content):
             json_text(content)
 
 
-def test_only_one_function_writes_json():
+def test_only_one_module_writes_json_besides_the_filter_of_chat_templates():
     package = Path(jaxformer.__file__).parent
     writers = [p for p in package.rglob("*.py") if re.search(r"json\.dumps?\(", p.read_text())]
-    assert [path.name for path in writers] == ["files.py"]
+    assert sorted(path.name for path in writers) == ["files.py", "sandbox.py"]

@@ -1,4 +1,4 @@
-"""`why_lossy` is None only for tokenizers that preserve every text, of any origin."""
+"""`why_lossy` is None only for tokenizers that preserve every text."""
 
 import json
 
@@ -145,8 +145,8 @@ def test_a_lossless_tokenizer_preserves_every_text(made, texts):
 @pytest.mark.slow
 @many_cases
 @given(backends, texts)
-def test_no_text_encodes_to_the_end_of_text_whoever_made_the_tokenizer(made, text):
-    """Whether the end of text is a special token, an added one, or a word that merges produce."""
+def test_end_of_text_token_never_results_from_encoding(made, text):
+    """The end of text may be a special token, an added token, or a result of merges."""
     tokenizer = ByteTokenizer(made)
     assert tokenizer.end_of_text not in tokenizer.encode(text)
     assert tokenizer.decode([tokenizer.end_of_text]) == ""
@@ -154,7 +154,7 @@ def test_no_text_encodes_to_the_end_of_text_whoever_made_the_tokenizer(made, tex
 
 @many_cases
 @given(backends, texts, st.integers(1, 5))
-def test_no_text_is_cut_where_that_changes_its_tokens(made, text, piece_length):
+def test_splitting_long_text_does_not_change_tokens(made, text, piece_length):
     tokenizer = ByteTokenizer(made)
     whole = tokenizer.encode(text)
     with pytest.MonkeyPatch.context() as patch:
@@ -165,8 +165,8 @@ def test_no_text_is_cut_where_that_changes_its_tokens(made, text, piece_length):
 @pytest.mark.slow
 @many_cases
 @given(st.builds(backend, **harmless))
-def test_harmless_parts_are_called_lossless(made):
-    """A tokenizer that is always called lossy would pass the other tests."""
+def test_lossless_tokenizers_are_recognized(made):
+    """`why_lossy` is None for lossless tokenizers; always reporting a reason would be wrong."""
     assert ByteTokenizer(made).why_lossy is None
 
 
@@ -190,8 +190,8 @@ LOSSY = {
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_what_may_change_a_text_is_named(name, tmp_path):
-    """It can be loaded all the same: other people's models were trained with it."""
+def test_why_lossy_names_the_lossy_tokenizer_component(name, tmp_path):
+    """A lossy tokenizer can be loaded, because imported models may need it."""
     options, why = LOSSY[name]
     backend(**options).save(str(tmp_path / "tokenizer.json"))
     tokenizer = ByteTokenizer.load(tmp_path / "tokenizer.json")
@@ -199,18 +199,18 @@ def test_what_may_change_a_text_is_named(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nothing", *(x for x in LOSSY if x != "post")])
-def test_a_tokenizer_in_hugging_face_s_format_has_the_same_verdict(name):
-    """Being a BPE is no reason for doubt."""
+def test_subwords_and_byte_tokenizer_report_the_same_lossy_component(name):
+    """`Subwords` reports byte-level BPE as lossless or lossy like `ByteTokenizer`."""
     options, why = LOSSY.get(name, ({}, None))
     found = Subwords(backend(**options), SpecialTokens()).why_lossy
     assert found is None if why is None else why in found
 
 
-def test_a_tokenizer_of_characters_may_change_a_text():
+def test_character_tokenizer_is_lossy():
     made = tokenizers.Tokenizer(
         tokenizers.models.WordPiece({"[UNK]": 0, "a": 1}, unk_token="[UNK]")
     )
-    assert Subwords(made, SpecialTokens()).why_lossy.startswith("it is WordPiece over characters")
+    assert Subwords(made, SpecialTokens()).why_lossy.startswith("its model, WordPiece, encodes")
 
 
 def test_trained_tokenizers_are_lossless():
@@ -218,7 +218,7 @@ def test_trained_tokenizers_are_lossless():
         assert ByteTokenizer.train(["the cat the cat 12 12"] * 9, 300, **options).lossless
 
 
-def test_two_tokens_with_one_id_are_refused(tmp_path):
+def test_tokenizer_with_two_tokens_of_one_id_is_rejected(tmp_path):
     plain = json.loads(backend().to_str())
     plain["model"]["vocab"]["the"] = plain["model"]["vocab"]["a"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(plain))
@@ -226,8 +226,8 @@ def test_two_tokens_with_one_id_are_refused(tmp_path):
         ByteTokenizer.load(tmp_path / "tokenizer.json")
 
 
-def test_an_end_of_text_found_in_a_text_is_written_in_its_bytes():
-    """Whether merges spell it or an ordinary token does, it is encoded like other text."""
+def test_spelled_out_end_of_text_token_is_encoded_as_bytes():
+    """An end of text that occurs in a text is encoded as bytes, like other text."""
     for options in ({"words": [END_OF_TEXT], "pre_tokenizer": WHOLE}, {"end": {}}, {"end": "word"}):
         tokenizer = ByteTokenizer(backend(**options))
         ids = tokenizer.encode(f"a{END_OF_TEXT}b")

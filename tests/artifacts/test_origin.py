@@ -1,4 +1,4 @@
-"""The copy of a run that serves as the base of an adapter does not change."""
+"""The copy of a run, which is the base of an adapter, never changes."""
 
 import pytest
 
@@ -18,8 +18,8 @@ def run(tmp_path):
     return folder
 
 
-def test_later_checkpoints_are_not_copied(run, tmp_path):
-    """Earlier ones are. They remain when the run deletes its own files."""
+def test_copy_of_adapter_base_excludes_later_checkpoints(run, tmp_path):
+    """Earlier checkpoints are copied, and the copies remain when the run deletes its files."""
     keep(run, tmp_path / "kept", 6)
     for path in sorted(run.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
@@ -29,6 +29,6 @@ def test_later_checkpoints_are_not_copied(run, tmp_path):
     assert (tmp_path / "kept/checkpoints/6/params/40").read_text() == "6"
 
 
-def test_a_checkpoint_that_is_gone_is_not_replaced_by_another(run, tmp_path):
-    with pytest.raises(ValueError, match="has gone on from step 7 during the copy"):
+def test_copying_adapter_base_whose_checkpoint_is_deleted_raises_error(run, tmp_path):
+    with pytest.raises(ValueError, match="continued training and deleted the checkpoint of step 7"):
         keep(run, tmp_path / "kept", 7)

@@ -1,4 +1,4 @@
-"""The patterns of a tokenizer.json take time in proportion to the text, and change no tokens."""
+"""Encoding with any pattern takes linear time, and splitting texts preserves tokens."""
 
 import functools
 import json
@@ -93,7 +93,7 @@ RUNS = st.tuples(st.sampled_from(PIECES), st.sampled_from([1, 2, 3, 5, 50, 1201]
 
 @pytest.mark.parametrize("name", mostly_slow(PUBLISHED, "gpt2", "deepseek", slow=PUBLISHED))
 @given(runs=st.lists(RUNS, min_size=10, max_size=40))
-def test_the_pieces_of_a_long_text_have_the_tokens_of_the_library(name, runs):
+def test_splitting_long_text_gives_the_tokens_of_tokenizers_library(name, runs):
     tokenizer = split_by(*PUBLISHED[name])
     assert tokenizer._patterns
     text = "".join(part * number for part, number in runs)
@@ -104,7 +104,7 @@ def test_the_pieces_of_a_long_text_have_the_tokens_of_the_library(name, runs):
     assert ids == tokenizer._backend.encode(text, add_special_tokens=False).ids
 
 
-def test_pieces_of_normalized_text_are_normalized_as_a_whole():
+def test_normalizing_text_in_pieces_equals_normalizing_whole_text():
     backend = Tokenizer.from_str(learnt().to_str())
     steps = [normalizers.Replace(Regex(r"(?<=\w)\s+(?=\w)"), "_"), normalizers.NFC()]
     backend.normalizer = normalizers.Sequence(steps)
@@ -121,7 +121,7 @@ CUBIC = ["a+a+x", "(?:qz)+(?:qz)+x"]
 
 
 @pytest.mark.parametrize("pattern", mostly_slow(EXPONENTIAL + CUBIC, "(?:qz|qzqz)+x"))
-def test_a_pattern_of_more_than_quadratic_time_is_refused(pattern, capfd):
+def test_tokenizer_regex_of_more_than_quadratic_time_is_rejected(pattern, capfd):
     """The error is one line: the library's panic does not reach the terminal."""
     said = error_of(backtracking_patterns, {"pre_tokenizer": {"pattern": {"Regex": pattern}}})
     assert ("cubic" if pattern in CUBIC else "exponential") in said and repr(pattern) in said
@@ -134,18 +134,18 @@ LINEAR = [x for some in PUBLISHED.values() for x in some if not untrusted.is_sim
 
 @pytest.mark.parametrize("pattern", mostly_slow([*QUADRATIC, *LINEAR], LLAMA3))
 @pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
-def test_a_pattern_of_at_most_quadratic_time_is_accepted(part, pattern):
+def test_tokenizer_regex_of_at_most_quadratic_time_is_accepted(part, pattern):
     steps = {part: {"steps": [{"pattern": {"Regex": pattern}}]}}
     assert backtracking_patterns(steps) == (pattern,)
 
 
 @pytest.mark.parametrize("pattern", SIMPLE)
-def test_a_pattern_of_one_class_gets_the_whole_text(pattern):
+def test_regex_without_backtracking_is_matched_on_the_whole_text(pattern):
     assert backtracking_patterns({"decoder": {"pattern": {"Regex": pattern}}}) == ()
 
 
 @pytest.mark.parametrize("pattern", ["(?:qz)+x", "a{500,}", r"\s+$", "a*b"])
-def test_a_decoder_has_no_pattern_that_backtracks(pattern):
+def test_backtracking_regex_in_tokenizer_decoder_is_rejected(pattern):
     said = error_of(backtracking_patterns, {"decoder": [{"pattern": {"Regex": pattern}}]})
     assert repr(pattern) in said and "decoder" in said
 
@@ -155,7 +155,7 @@ SLOW = {"(?:qz)+x": "qz", r"(?:ab)+c(?!.)": "ab", r"(?:7\s)+x": "7 "}
 
 @pytest.mark.parametrize("pattern", mostly_slow(SLOW, "(?:qz)+x"))
 @pytest.mark.parametrize("kind", mostly_slow([Subwords, ByteTokenizer], Subwords))
-def test_a_pattern_of_quadratic_time_gets_bounded_pieces(kind, pattern):
+def test_quadratic_regex_is_matched_on_bounded_pieces_of_text(kind, pattern):
     """No call of the library has more than 8,192 characters, and the tokens are the same."""
     content = json.loads(foreign.tokenizer().to_json())
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
@@ -176,12 +176,12 @@ def test_a_pattern_of_quadratic_time_gets_bounded_pieces(kind, pattern):
     assert max(lengths) == untrusted.LONGEST_PIECE and sum(lengths) < 2 * len(text)
 
 
-def test_a_text_without_a_place_to_divide_is_refused():
-    """SuperBPE groups digits from the right end of a number, so each depends on all others."""
+def test_encoding_rejects_long_text_that_cannot_be_split():
+    """SuperBPE groups digits from the right end, so a long number cannot be split."""
     tokenizer = split_by(SUPERBPE, LLAMA3)
     begin = time.process_time()
     said = error_of(tokenizer.encode, "tide " + "7" * 20_000)  # as a whole it takes 2 s
-    assert "cannot be encoded in two parts" in said and "line break" in said
+    assert "must be split" in said and "line break" in said
     assert time.process_time() - begin < 1.5
     text = "tide " + "7" * 2000 + " " + "7" * 2000
     assert tokenizer.encode(text) == tokenizer._backend.encode(text).ids
@@ -191,7 +191,7 @@ class Panic(BaseException):
     """Stands for the library's panic, which does not derive from Exception."""
 
 
-def test_a_panic_of_the_library_is_one_line(capfd):
+def test_panic_of_tokenizers_library_becomes_one_line_error(capfd):
     def panicking():
         os.write(2, b"before\n\nthread '<unnamed>' panicked at lib.rs:647:\n" + b"frame\n" * 80)
         raise Panic("Onig: Regex search error:\nretry-limit-in-match over")
@@ -202,8 +202,8 @@ def test_a_panic_of_the_library_is_one_line(capfd):
 
 
 @pytest.mark.parametrize("call", ["encode", "normalized"])
-def test_a_panic_names_the_pattern_and_the_file(call, tmp_path, monkeypatch, capfd):
-    """The pattern is accepted here, as if the trial strings had missed its repeats."""
+def test_error_after_tokenizers_panic_names_regex_and_file(call, tmp_path, monkeypatch, capfd):
+    """The pattern passes the checks here, as if the test strings had missed its backtracking."""
     pattern = "(?:qz|qzqz)+x"
     backend = Tokenizer.from_str(learnt().to_str())
     backend.normalizer = normalizers.Replace(Regex(pattern), "")

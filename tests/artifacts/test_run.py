@@ -1,4 +1,4 @@
-"""A run folder's small files can be read after a kill, and contain the values that were written."""
+"""The small files of a run folder remain readable after a kill, with the written values."""
 
 import json
 
@@ -25,8 +25,8 @@ lines = st.sampled_from(["", " ", "  ", "x"]).map(lambda before: f"{before}---- 
 
 @given(samples=st.dictionaries(st.integers(0, 99), st.text() | st.lists(lines).map("\n".join)))
 @example(samples=SAMPLES)
-def test_samples_are_read_as_they_were_written(folder, samples):
-    """Also those with a line that looks like the header of the next sample."""
+def test_written_text_samples_are_read_unchanged(folder, samples):
+    """A sample may contain lines that look like the header of another sample."""
     folder.samples.unlink(missing_ok=True)
     for step, text in samples.items():
         folder.add_sample(step, text)
@@ -34,8 +34,8 @@ def test_samples_are_read_as_they_were_written(folder, samples):
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 12])
-def test_a_file_of_samples_may_be_cut_at_any_byte(folder, step):
-    """Complete lines remain, of samples up to the step. A header without a text is no sample."""
+def test_complete_lines_of_a_truncated_samples_file_are_kept(folder, step):
+    """Complete samples up to the step remain; a header without a text is not a sample."""
     folder.samples.unlink(missing_ok=True)
     begins, ends = [], []  # (step, offset) of each sample; end of each line that is no header
     for number, text in SAMPLES.items():
@@ -53,8 +53,8 @@ def test_a_file_of_samples_may_be_cut_at_any_byte(folder, step):
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 12])
-def test_a_file_of_metrics_may_be_cut_at_any_byte(folder, step):
-    """Also within a character. All complete lines can be read."""
+def test_complete_lines_of_a_truncated_metrics_file_are_read(folder, step):
+    """All complete lines can be read, even if the file ends within a character."""
     lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in METRICS]
     lines[1] = lines[1].replace("}", ', "text": "é猫"}')
     whole = "".join(lines).encode()
@@ -67,9 +67,9 @@ def test_a_file_of_metrics_may_be_cut_at_any_byte(folder, step):
 
 
 @pytest.mark.parametrize("version", [RUN_FORMAT - 1, RUN_FORMAT + 1, str(RUN_FORMAT), True, None])
-def test_a_folder_of_another_format_is_refused_with_both_numbers(tmp_path, version):
+def test_run_config_with_unsupported_format_version_is_rejected(tmp_path, version):
     content = {"format": version, "kind": "decoder", "model": {}, "training": {}}
     (tmp_path / "config.json").write_text(json.dumps(content))
     for read in (jf.load, read_sections, lambda path: RunFolder(path).read_config()):
         said = error_of(read, tmp_path)
-        assert f"has format {shown(version)}; this version reads {RUN_FORMAT}" in said
+        assert f"has format {shown(version)}; this version of jaxformer reads {RUN_FORMAT}" in said

@@ -1,4 +1,4 @@
-"""config.json is read through a closed schema, which is the annotations of the config classes."""
+"""The values in config.json must match the annotations of the config classes."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import pytest
 from jaxformer.artifacts.run import Origin, RunFolder, parse_config, parse_kind, read_sections
 from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.cli import main
-from jaxformer.models.config import KINDS, PRESETS, Execution, RotaryScaling, kind_of
+from jaxformer.models.config import KINDS, PRESETS, Execution, RotaryScaling, architecture_name
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training.config import Inputs, MeshSizes, OptimizerConfig, TextTraining
 from jaxformer.training.log import require_trackers
@@ -24,7 +24,7 @@ from tests.slow import mostly_slow
 
 MODELS = [kind() for kind in KINDS.values()]
 PARTS = [Execution(), OptimizerConfig(), LoraConfig(), MeshSizes(), RotaryScaling("linear", 2.0)]
-RUNS_OF = [TRAININGS[kind_of(model)](model) for model in MODELS]
+RUNS_OF = [TRAININGS[architecture_name(model)](model) for model in MODELS]
 CONFIGS = [*MODELS, *PARTS, SpecialTokens(), *RUNS_OF[:2], RUNS_OF[2]]
 NESTED = ("Execution", "OptimizerConfig", "LoraConfig", "MeshSizes", "RotaryScaling")
 # A value of each JSON type, and the words of the annotations that accept it.
@@ -47,7 +47,7 @@ JUNK = [
 ]
 
 
-QUICK = ("RecurrentConfig", "RotaryScaling", "OptimizerConfig", "HiddenTraining")
+QUICK = ("RecurrentConfig", "RotaryScaling", "OptimizerConfig", "MaskedTokensTraining")
 EACH = pytest.mark.parametrize(
     "config",
     [
@@ -69,8 +69,8 @@ def fields_of(config):
 
 
 @EACH
-def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(config):
-    """The file's reader and the constructor refuse it; neither converts it."""
+def test_config_json_value_of_wrong_type_is_rejected_with_field_name(config):
+    """The reader and the constructor reject a value of the wrong type without converting it."""
     for name, words, plain in fields_of(config):
         for value, room in JUNK:
             if words.intersection(room):
@@ -82,8 +82,8 @@ def test_a_value_of_another_type_is_refused_by_the_name_of_its_field(config):
 
 
 @EACH
-def test_an_infinite_or_huge_number_is_refused(config):
-    """Only the bound of the gradient norm may be infinite: gradients are then not clipped."""
+def test_config_rejects_infinite_and_huge_numbers(config):
+    """Only the limit of the gradient norm may be infinite, which disables clipping."""
     for name, words, plain in fields_of(config):
         values = [2.0**1023 * 2] * ("float" in words and name != "clip_norm")
         values += [2**40, 2**31, -1] * ("int" in words)
@@ -98,7 +98,7 @@ def test_an_infinite_or_huge_number_is_refused(config):
 
 
 @EACH
-def test_a_scalar_of_numpy_or_jax_is_a_number(config):
+def test_config_accepts_numpy_and_jax_scalars(config):
     """The config stores Python's type, which JSON can write."""
     kinds = {bool: (np.bool_,), int: (np.int64, np.uint16, jnp.int32)}
     kinds |= {float: (np.float32, np.float16, jnp.float32, np.array), str: (np.str_,)}
@@ -113,10 +113,18 @@ def test_a_scalar_of_numpy_or_jax_is_a_number(config):
 
 
 @EACH
-def test_a_key_that_is_no_field_is_refused(config):
+def test_unknown_config_key_is_rejected(config):
     plain = {field.name: getattr(config, field.name) for field in fields(config)}
     error = error_of(parse_config, type(config), {**plain, "evil\x1b": 1}, "FILE")
-    assert error.startswith(r"FILE: 'evil\x1b' is no field of ")
+    assert error == rf"FILE: {type(config).__name__} has no field 'evil\x1b'; remove it"
+
+
+@EACH
+def test_error_for_misspelled_config_field_suggests_the_correct_name(config):
+    """The error for a field name with a missing letter suggests the correct name."""
+    for name in (x.name for x in fields(config) if len(x.name) > 4):
+        error = error_of(parse_config, type(config), {name[:2] + name[3:]: 1}, "FILE")
+        assert re.search(r"has no field '\w+'; did you mean \w+\?$", error), (name, error)
 
 
 @pytest.fixture
@@ -153,7 +161,7 @@ def changed(run, *path, value):
         (("training", "seed"), False),
         (("training", "text_field"), "\x1b]0;PWNED\x07"),
         (("training", "execution", "attention"), ["fused"]),
-        (("training", "lora", "lora_maps"), ["query"]),
+        (("training", "lora", "lora_target_modules"), ["query"]),
         (("training", "lora", "lora_rank"), 2.0),
         (("training", "model"), {}),
         (("training", "extra"), None),
@@ -166,23 +174,23 @@ def changed(run, *path, value):
         (("text",), "book.txt"),
         (("text",), [7]),
         (("source",), {}),
-        (("from",), {"path": "/there"}),
-        (("from",), {"path": "/there", "digest": 3}),
-        (("family",), 7),
+        (("init_from",), {"path": "/there"}),
+        (("init_from",), {"path": "/there", "digest": 3}),
+        (("model_type",), 7),
         (("special_tokens",), []),
         (("plugins",), {}),
         (("format",), True),
     ],
     ids=lambda x: ".".join(x) if isinstance(x, tuple) else None,
 )
-def test_a_wrong_config_of_a_run_is_refused_by_file_and_key(run, path, value):
+def test_invalid_run_config_is_rejected_with_file_and_key(run, path, value):
     error = error_of(read_run, changed(run, *path, value=value))
     assert error.startswith(str(run.config)) and path[-1] in error
 
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "1" * 5000, "[" * 90_000])
-def test_a_number_that_json_does_not_have_is_refused(run, text):
-    """So are a number of 5,000 digits and deeply nested lists. The error is one short line."""
+def test_config_json_with_invalid_number_is_rejected(run, text):
+    """NaN, numbers of 5,000 digits and deeply nested lists give an error of one short line."""
     content = run.config.read_text()
     run.config.write_text(re.sub(r'("norm_epsilon": )[^,]*', rf"\g<1>{text}", content))
     error = error_of(read_run, run)
@@ -190,8 +198,8 @@ def test_a_number_that_json_does_not_have_is_refused(run, text):
     assert "norm_epsilon" in error or text.startswith("[")
 
 
-def test_a_module_that_a_run_names_is_not_imported(run, tmp_path, monkeypatch, capsys):
-    """A run can name only trackers of a fixed table."""
+def test_modules_named_in_run_config_are_not_imported(run, tmp_path, monkeypatch, capsys):
+    """The config of a run can select only trackers from a fixed table."""
     (tmp_path / "evil.py").write_text("raise SystemExit('it was run')")
     monkeypatch.syspath_prepend(str(tmp_path))
     changed(run, "training", "trackers", value=["evil"])
@@ -202,9 +210,9 @@ def test_a_module_that_a_run_names_is_not_imported(run, tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "decoder"))
-def test_a_written_run_is_read_back(kind, tmp_path):
-    """For every default and every preset, with the origin of the run."""
-    models = [KINDS[kind](), *(x for x in PRESETS.values() if kind_of(x) == kind)]
+def test_written_run_config_is_read_unchanged(kind, tmp_path):
+    """A written config is read unchanged, for every default and preset, with its origin."""
+    models = [KINDS[kind](), *(x for x in PRESETS.values() if architecture_name(x) == kind)]
     trainings = [TRAININGS[kind](model) for model in models]
     trainings += [kinds[kind] for kinds in RUNS.values() if kind in kinds]
     origin = Origin(tmp_path, "0", "bert", {"stop_tokens": [3, 4], "begin": 1})

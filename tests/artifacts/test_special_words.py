@@ -21,14 +21,9 @@ import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import END_OF_TEXT, ByteTokenizer
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import run_tokenizer
+from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import (
-    SpecialTokens,
-    lowercased,
-    parsing_special,
-    report_of,
-    spelled_tokens,
-)
+from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased, parsing_special
 from jaxformer.cli import main
 from tests.hub import foreign
 
@@ -92,7 +87,7 @@ LIBRARY = {name: _library("bytes" if name == "own bytes" else name) for name in 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=TEXTS)
-def test_allowed_special_tokens_get_the_ids_of_the_library(name, text):
+def test_token_ids_with_allow_special_equal_those_of_tokenizers_library(name, text):
     tokenizer = TOKENIZERS[name]
     expected = LIBRARY[name].encode(text, add_special_tokens=False).ids
     around = LIBRARY[name].encode(text).ids
@@ -114,7 +109,7 @@ def test_special_tokens_are_plain_text_by_default(name, text):
 
 
 @given(text=TEXTS, size=st.integers(1, 9))
-def test_spelled_out_special_tokens_are_counted_in_any_parts_of_a_text(text, size):
+def test_special_tokens_split_across_text_pieces_are_counted(text, size):
     expected, at = Counter(), 0
     while at < len(text):
         here = [word for word in WORDS if text.startswith(word, at)]
@@ -124,26 +119,29 @@ def test_spelled_out_special_tokens_are_counted_in_any_parts_of_a_text(text, siz
     assert spelled_tokens(TOKENIZERS["bytes"], parts) == expected
 
 
-def test_the_report_says_how_many_tokens_were_read_and_how():
+def test_warning_counts_special_tokens_that_occur_in_a_text():
     tokenizer = TOKENIZERS["bytes"]
     found = spelled_tokens(tokenizer, ["<|im_start|>a<|im_end|><|im_end|>"])
-    counts = "3 special tokens spelled out in it: <|im_end|> (2), <|im_start|> (1)"
-    plain = f"warning: {counts}; read as plain text. --parse-special reads them as tokens"
-    assert report_of(tokenizer, found, "it") == plain
-    assert report_of(parsing_special(tokenizer), found, "it") == (
-        f"{counts}; read as tokens (--parse-special)"
+    counts = "3 special tokens are spelled out in it: <|im_end|> (2), <|im_start|> (1)"
+    plain = (
+        f"warning: {counts}; each is encoded as plain text. To encode special tokens, add "
+        "--parse-special"
     )
-    assert report_of(tokenizer, Counter(), "it") is None
+    assert report_special_tokens(tokenizer, found, "it") == plain
+    assert report_special_tokens(parsing_special(tokenizer), found, "it") == (
+        f"{counts}; each is encoded as one special token (--parse-special)"
+    )
+    assert report_special_tokens(tokenizer, Counter(), "it") is None
 
 
-def test_a_copy_that_parses_special_tokens_is_another_tokenizer():
+def test_enabling_parse_special_does_not_change_the_original_tokenizer():
     tokenizer = TOKENIZERS["own bytes"]
     parsing = parsing_special(tokenizer)
     assert parsing.fingerprint != tokenizer.fingerprint and not tokenizer.parses_special
     assert lowercased(parsing).parses_special and not lowercased(tokenizer).parses_special
 
 
-def test_runs_and_saved_folders_remember_how_special_tokens_are_read(tmp_path):
+def test_runs_and_saved_models_store_the_parse_special_setting(tmp_path):
     run, text = RunFolder(tmp_path), f"a{END_OF_TEXT}"
     foreign.tokenizer().save(run.tokenizer)
     for training, parses in (({}, False), ({"parse_special": True}, True)):
@@ -175,7 +173,7 @@ def folder(tmp_path):
     return tmp_path / "theirs"
 
 
-def test_generate_reads_chat_markers_as_text_or_as_tokens(folder, monkeypatch, capsys):
+def test_generate_encodes_chat_markers_as_tokens_with_parse_special(folder, monkeypatch, capsys):
     read = []
 
     def record(model, variables, prompts, **options):
@@ -184,25 +182,25 @@ def test_generate_reads_chat_markers_as_text_or_as_tokens(folder, monkeypatch, c
     monkeypatch.setattr("jaxformer.decoding.generate.generate", record)
     command = ["generate", str(folder), "--prompt", "<|im_start|>the"]
     assert main(command) == 0
-    assert "1 special token spelled out in the prompt" in capsys.readouterr().err
+    assert "1 special token is spelled out in the prompt" in capsys.readouterr().err
     assert main([*command, "--parse-special"]) == 0
-    assert "read as tokens" in capsys.readouterr().err
+    assert "encoded as one special token" in capsys.readouterr().err
     assert MARKER not in read[0] and read[1].count(MARKER) == 1 and len(read[0]) > len(read[1])
 
 
 @pytest.mark.slow
-def test_training_evaluating_and_tuning_further_read_the_same_tokens(folder, capsys):
+def test_later_commands_use_the_parse_special_setting_of_training(folder, capsys):
     """The choice of `train` is the default of every later command for the run."""
     (folder.parent / "a.txt").write_text("<|im_start|>the tide came in\n" * 90)
     train = ["train", str(folder.parent / "a.txt"), "--steps=1", "--batch-size=1"]
     runs = [folder.parent / "run", folder.parent / "further"]
-    first = [f"--from={folder}", f"--out={runs[0]}", "--parse-special", "--window-length=8"]
+    first = [f"--init-from={folder}", f"--out={runs[0]}", "--parse-special", "--window-length=8"]
     assert main([*train, *first]) == 0
-    assert "90 special tokens spelled out in the text" in capsys.readouterr().out
-    assert main([*train, f"--from={runs[0]}", f"--out={runs[1]}", "--window-length=8"]) == 0
+    assert "90 special tokens are spelled out in the text" in capsys.readouterr().out
+    assert main([*train, f"--init-from={runs[0]}", f"--out={runs[1]}", "--window-length=8"]) == 0
     capsys.readouterr()
     for run in runs:
         tokenizer = jf.load(run).tokenizer
         assert tokenizer.parses_special and tokenizer.encode("<|im_start|>") == [MARKER]
         assert main(["evaluate", str(run), str(folder.parent / "a.txt"), "--json"]) == 0
-        assert "read as tokens" in capsys.readouterr().err
+        assert "encoded as one special token" in capsys.readouterr().err

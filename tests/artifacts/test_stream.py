@@ -87,8 +87,8 @@ TOKENS = st.one_of(st.integers(0, 300), st.sampled_from(HARD), st.integers(255, 
 @example(prompt=[1, 260, 198], parts=[[172], [260]])
 @example(prompt=[1], parts=[[260, 13, 13], [243], [260]])
 @example(prompt=[], parts=[[3, 13, 0], [131]])  # <unk> is special: it decodes to no text
-def test_a_stream_gives_all_text_after_that_of_the_prompt(name, prompt, parts):
-    """Also if new ids change how the last ids of the prompt decode."""
+def test_streamed_text_equals_all_text_after_the_prompt(name, prompt, parts):
+    """The stream returns all text after the prompt, even if new ids change the prompt's end."""
     tokenizer = KINDS[name]
     size = tokenizer.vocab_size + (name != "ours")  # others may have ids without a token
     prompt, parts = [n % size for n in prompt], [[n % size for n in part] for part in parts]

@@ -1,4 +1,4 @@
-"""All tokenizers have one interface; one that lowercases texts does so wherever it is stored."""
+"""All tokenizers share an interface, and lowercasing survives saving and loading."""
 
 import json
 
@@ -16,21 +16,21 @@ from jaxformer.artifacts.tokenizer import (
     lowercased,
     lowers_case,
     opening_texts,
-    tokenizer_parts,
 )
+from jaxformer.artifacts.tokenizer_parts import tokenizer_parts
 
 PLAIN = ByteTokenizer.train(["one and Two", "THREE and four"] * 3, 300, split_digits=True)
 LOWER = lowercased(PLAIN)
 
 
 @given(text=st.text(st.characters(codec="ascii")))
-def test_every_text_is_lowercased(text):
-    """It gets the ids of its lower case, and decoding is unchanged."""
+def test_lowercasing_tokenizer_lowercases_every_text(text):
+    """A text gets the ids of its lower-case form; decoding is unchanged."""
     assert LOWER.encode(text) == PLAIN.encode(text.lower())
     assert LOWER.decode(LOWER.encode(text)) == text.lower()
 
 
-def test_a_saved_tokenizer_lowercases_after_loading(tmp_path):
+def test_a_saved_tokenizer_lowercases_text_after_loading(tmp_path):
     LOWER.save(tmp_path / "tokenizer.json")
     again = ByteTokenizer.load(tmp_path / "tokenizer.json")
     assert lowers_case(again) and again.fingerprint == LOWER.fingerprint != PLAIN.fingerprint
@@ -38,7 +38,7 @@ def test_a_saved_tokenizer_lowercases_after_loading(tmp_path):
     assert lowercased(LOWER) is LOWER
 
 
-def test_a_tokenizer_of_another_kind_can_lowercase():
+def test_subwords_tokenizer_can_lowercase_its_text():
     words = {"one": 0, "two": 1, "?": 2}
     backend = tokenizers.Tokenizer(models.WordLevel(words, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -50,8 +50,8 @@ def test_a_tokenizer_of_another_kind_can_lowercase():
     assert lowercased(theirs).special == theirs.special
 
 
-def test_only_the_template_of_a_tokenizer_puts_tokens_before_a_text():
-    """The id of a beginning-of-text token in config.json does not; it begins new documents."""
+def test_only_tokenizer_template_adds_tokens_before_a_text():
+    """The bos_token_id in config.json begins new documents, but not texts."""
     for template, before in (("$A", []), ("<s> $A", [1]), ("<b> <s> $A", [3, 1])):
         backend = tokenizers.Tokenizer(
             models.WordLevel({"?": 0, "<s>": 1, "one": 2, "<b>": 3}, "?")
@@ -87,7 +87,7 @@ MODELS = {
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("has_all", [False, True])
-def test_parts_are_those_of_the_file_without_vocabulary_and_merges(name, has_all):
+def test_tokenizer_component_list_excludes_vocabulary_and_merges(name, has_all):
     backend = tokenizers.Tokenizer(MODELS[name])
     if has_all:
         lower, accents = normalizers.Lowercase(), normalizers.Replace(Regex("é+"), "e")

@@ -1,4 +1,4 @@
-"""A clock that stands still unless a test moves it."""
+"""A clock that stands still unless a test advances it."""
 
 
 class FakeClock:
@@ -9,7 +9,7 @@ class FakeClock:
         return self.now
 
     def program(self, *seconds: float):
-        """Returns a program whose successive runs take these seconds; the last one repeats."""
+        """Returns a program whose successive runs take the given seconds; the last time repeats."""
         left = list(seconds)
 
         def run():

@@ -1,9 +1,9 @@
-"""Utilization and the other shares, on known numbers, and the table."""
+"""Utilization, other percentages, and the table, computed from known numbers."""
 
 import pytest
 
 from jaxformer.bench.measurement import Ceilings, Measurement, Part, Timing
-from jaxformer.bench.report import json_of, prefixed, results_table
+from jaxformer.bench.report import prefixed, results_json, results_table
 from jaxformer.bench.suite import Results
 from jaxformer.training.devices import DEVICES
 
@@ -11,7 +11,7 @@ H100 = DEVICES["gpu:h100"]
 
 
 def second(part, dtype="bfloat16", **work):
-    """A program whose median is two seconds, and whose fastest round takes one."""
+    """A program whose median time is two seconds and whose fastest round takes one second."""
     return Measurement(part, "program", dtype, Timing(2.0, 1.0, 4.0, 3), **work)
 
 
@@ -24,26 +24,26 @@ MEASURED = [
 CEILINGS = Ceilings.of(MEASURED, H100)
 
 
-def test_the_ceilings_are_the_fastest_rounds_by_dtype_and_the_faster_memory():
+def test_measured_peak_rates_come_from_the_fastest_rounds():
     assert CEILINGS.flops == {"bfloat16": 800e12, "float32": 400e12}
     assert CEILINGS.bandwidth == 3e12
 
 
-def test_utilization_is_per_device_and_relative_to_both_peaks():
-    """Eight devices do 8 · 2 · 400e12 operations in two seconds: 400e12 each."""
+def test_utilization_is_flops_per_device_over_measured_or_published_peak():
+    """Eight devices do 8 · 2 · 400e12 FLOPs in two seconds: 400e12 FLOP/s each."""
     step = second(Part.TRAINING, flops=8 * 2 * 400e12, tokens=1000, devices=8)
     assert step.tokens_per_second == 500
     shares = CEILINGS.shares(step)
     assert shares == pytest.approx({"matrix product": 0.5, "published peak": 400e12 / H100.flops})
 
 
-def test_the_published_peak_is_that_of_bfloat16():
+def test_utilization_of_published_peak_is_shown_for_bfloat16_only():
     step = second(Part.TRAINING, "float32", flops=2 * 100e12)
     assert CEILINGS.shares(step) == pytest.approx({"matrix product": 0.25})
     assert Ceilings.of(MEASURED, None).shares(step) == pytest.approx({"matrix product": 0.25})
 
 
-def test_decoding_is_relative_to_the_bandwidth():
+def test_decoding_speed_is_relative_to_the_memory_bandwidth():
     step = second(Part.DECODING, flops=2e12, bytes=3e12, tokens=8)
     shares = CEILINGS.shares(step)
     assert shares["memory"] == 0.5
@@ -51,13 +51,13 @@ def test_decoding_is_relative_to_the_bandwidth():
     assert step.intensity == pytest.approx(2 / 3)
 
 
-def test_collectives_are_relative_to_the_links_and_not_to_memory():
+def test_collective_speed_is_relative_to_published_link_bandwidth():
     gather = second(Part.COLLECTIVES, "float32", bytes=450e9, devices=8)
     assert CEILINGS.shares(gather) == {"published links": 0.5}
     assert Ceilings.of(MEASURED, None).shares(gather) == {}
 
 
-def test_the_table_shows_rates_shares_and_the_implementation():
+def test_the_benchmark_table_shows_rates_and_percentages():
     step = second(Part.TRAINING, flops=2 * 400e12, tokens=2000)
     attention = second(Part.ATTENTION, flops=2 * 80e12, note="cuDNN")
     results = Results([*MEASURED, step, attention], {"large": "it needs about 9 s"})
@@ -67,15 +67,15 @@ def test_the_table_shows_rates_shares_and_the_implementation():
     (row,) = (line for line in lines if line.endswith("cuDNN"))
     assert "80 TFLOP/s" in row and "10.0%" in row
     assert "skipped: large: it needs about 9 s" in lines
-    assert any("there is one device" in line for line in lines)
+    assert any("a single device" in line for line in lines)
     assert not any(
-        "one device" in line for line in results_table(results, CEILINGS, 2).splitlines()
+        "single device" in line for line in results_table(results, CEILINGS, 2).splitlines()
     )
 
 
-def test_the_table_names_a_source_for_each_published_figure():
+def test_the_benchmark_table_names_a_source_for_each_published_figure():
     results = Results([], {})
-    published = json_of(results, CEILINGS)["published"]
+    published = results_json(results, CEILINGS)["published"]
     lines = results_table(results, CEILINGS, 1).splitlines()
     assert published["device"]["flops"] == H100.flops
     for anchor in published["anchors"]:
@@ -83,7 +83,7 @@ def test_the_table_names_a_source_for_each_published_figure():
         assert sum(all(value in line for value in anchor.values()) for line in lines) == 1
 
 
-def test_rates_have_three_digits_and_a_prefix():
+def test_rates_are_formatted_with_three_digits_and_si_prefix():
     rates = {
         0.5: "0.5 B/s",
         999.4: "999 B/s",

@@ -1,32 +1,32 @@
-"""Roofs and points of the roofline picture."""
+"""Limits and points of the roofline plot."""
 
 import numpy as np
 import pytest
 
 from jaxformer.bench import report
 from jaxformer.bench.measurement import Ceilings, Measurement, Part, Timing
-from jaxformer.bench.report import Roof, draw_roofline, roofs_of
+from jaxformer.bench.report import Roof, draw_roofline, make_roofs
 from jaxformer.training.devices import DEVICES
 
 H100 = DEVICES["gpu:h100"]
 SECOND = Timing(1.0, 1.0, 1.0, 3)
 
 
-def test_memory_limits_a_program_up_to_the_ridge():
+def test_programs_of_low_arithmetic_intensity_are_limited_by_bandwidth():
     roof = Roof(flops=100.0, bandwidth=20.0)
     assert roof.ridge == 5.0
     np.testing.assert_allclose(roof.attainable(np.array([1.0, 5.0, 50.0])), [20.0, 100.0, 100.0])
 
 
-def test_a_machine_without_ceilings_has_no_roof():
-    assert roofs_of(Ceilings({}, None, None)) == {}
-    assert roofs_of(Ceilings({"float32": 1.0}, None, None)) == {}
-    assert roofs_of(Ceilings({}, None, H100)).keys() == {"published, bfloat16"}
+def test_unmeasured_peak_rates_are_omitted_from_the_roofline():
+    assert make_roofs(Ceilings({}, None, None)) == {}
+    assert make_roofs(Ceilings({"float32": 1.0}, None, None)) == {}
+    assert make_roofs(Ceilings({}, None, H100)).keys() == {"published, bfloat16"}
 
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """Draws a picture. Returns its axes."""
+    """Draws a plot and returns its axes."""
 
     def draw(measurements, ceilings):
         figures = []
@@ -37,8 +37,8 @@ def drawn(monkeypatch, tmp_path):
     return draw
 
 
-def test_each_program_is_a_point_below_the_roofs(drawn):
-    """Operations of all devices are divided by their number; the published roof is dashed."""
+def test_the_roofline_shows_each_program_below_the_limits(drawn):
+    """The FLOPs of all devices are divided by their number. The published limit is dashed."""
     measured = [
         Measurement(Part.TRAINING, "model", "bfloat16", SECOND, 8e14, 1e12, devices=4),
         Measurement(Part.ATTENTION, "row", "bfloat16", SECOND, 1e14, 5e12),
@@ -54,8 +54,8 @@ def test_each_program_is_a_point_below_the_roofs(drawn):
     roofs = {name: line for name, line in lines.items() if name.startswith("roof")}
     dashed = {name: line.get_linestyle() == "--" for name, line in roofs.items()}
     assert [(name.split(":")[0], x) for name, x in dashed.items()] == [
-        ("roof measured, bfloat16", False),
-        ("roof published, bfloat16", True),
+        ("roofline of measured, bfloat16", False),
+        ("roofline of published, bfloat16", True),
     ]
     for line in roofs.values():
         assert line.get_ydata().max() in (7e14, H100.flops)

@@ -4,6 +4,8 @@ Claims about tendencies (depth, distance, the value of each component) are exper
 figure.
 """
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional import dot_product_attention, layer_norm
+from jaxformer.functional import (
+    Convolution,
+    LayerNorm,
+    Residual,
+    dot_product_attention,
+    layer_norm,
+)
 from jaxformer.models.parameters import init
 from jaxformer.verify import dependency_matrix
 from tests.properties import oracle, tiny
@@ -21,14 +29,14 @@ from tests.slow import mostly_slow
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-def test_softmax_of_the_notes_scores():
+def test_lecture_11_states_wrong_softmax_values():
     """Lecture 11 §5 gives [0.9997, 0.0001, 0.0001, 0.0000] for these scores."""
     found = jax.nn.softmax(jnp.array([10.0, 2.0, 3.0, 1.0]))
     np.testing.assert_allclose(found, [0.9986, 0.0003, 0.0009, 0.0001], atol=5e-5)
 
 
 @pytest.mark.parametrize("mean, variance, slope", [(0, 1, 0.2066), (2, 9, 0.0971)])
-def test_saturation_starves_the_gradient(mean, variance, slope):
+def test_a_saturated_softmax_has_small_gradients(mean, variance, slope):
     """The mean of σ′(z) for z ~ N(mean, variance), computed on a fine grid."""
     z, step = np.linspace(-60, 60, 240_001, retstep=True)
     density = np.exp(-((z - mean) ** 2) / (2 * variance)) / np.sqrt(2 * np.pi * variance)
@@ -40,7 +48,7 @@ def test_saturation_starves_the_gradient(mean, variance, slope):
 
 
 @given(seed=tiny.seeds, size=st.sampled_from([1e-4, 3e-3, 1e-2, 1.0, 100.0]))
-def test_the_variance_of_what_is_normalised(seed, size):
+def test_variance_after_layer_norm_depends_on_epsilon(seed, size):
     """The variance after normalization is σ²/(σ² + ε), not 1; the mean is 0."""
     x = size * tiny.embeddings(seed, 3, 16)
     y = np.asarray(layer_norm(x, jnp.ones(16)), np.float64)
@@ -50,7 +58,7 @@ def test_the_variance_of_what_is_normalised(seed, size):
 
 
 @given(seed=tiny.seeds)
-def test_without_epsilon_hardly_any_variance_explodes(seed):
+def test_layer_norm_without_epsilon_amplifies_small_variances(seed):
     """Features of almost no variance are perturbed by 10⁻⁷.
 
     With ε the output changes by about 1/√ε times as much. Without ε the change is as large as the
@@ -68,7 +76,7 @@ def test_without_epsilon_hardly_any_variance_explodes(seed):
 
 
 @given(seed=tiny.seeds)
-def test_scale_and_bias_undo_it_for_one_vector_and_not_for_all(seed):
+def test_scale_and_bias_can_undo_layer_norm_for_one_vector_only(seed):
     """γ = √(σ² + ε), β = μ restore one vector, but not another one with other μ and σ."""
     x = tiny.embeddings(seed, 2, 16) * jnp.array([[1.0], [3.0]]) + jnp.array([[0.0], [2.0]])
     scale = jnp.sqrt(x[0].var() + 1e-5) * jnp.ones(16)
@@ -78,7 +86,7 @@ def test_scale_and_bias_undo_it_for_one_vector_and_not_for_all(seed):
 
 
 @given(seed=tiny.seeds, size=st.sampled_from([1.0, 1e-2, 1e-5]))
-def test_the_other_formula_parts_where_sigma_is_as_small_as_epsilon(seed, size):
+def test_layer_norm_with_small_sigma_depends_on_where_epsilon_is_added(seed, size):
     """(x − μ)/(σ + ε) (lecture 13 §6) equals (x − μ)/√(σ² + ε) only for σ ≫ √ε."""
     x = np.asarray(tiny.embeddings(seed, 16), np.float64)
     x = np.float32(size * (x - x.mean()) / x.std())
@@ -94,7 +102,7 @@ def test_the_other_formula_parts_where_sigma_is_as_small_as_epsilon(seed, size):
 
 
 @pytest.mark.parametrize("dim", mostly_slow([4, 64, 512], 4, 64))
-def test_a_score_has_variance_d_and_scaled_variance_1(dim):
+def test_attention_scores_have_variance_d_and_scaled_scores_variance_1(dim):
     query, key = jax.random.normal(jax.random.key(dim), (2, 20_000, dim))
     scores = (query * key).sum(axis=-1)
     error = 5 * np.sqrt(2 / 20_000) * np.sqrt(1 + 3 / dim)  # five standard errors of a variance
@@ -103,7 +111,7 @@ def test_a_score_has_variance_d_and_scaled_variance_1(dim):
 
 
 @pytest.mark.parametrize("heads, head_dim", [(4, 8), (4, 32), (1, 32), (8, 4)])
-def test_weights_of_attention_are_counted_with_their_last_map(heads, head_dim):
+def test_attention_parameter_counts_include_the_output_projection(heads, head_dim):
     """4 H d · head_dim: 4 H d² for heads of width d, and 4 d² for heads of width d / H.
 
     The count 3 H d² of lecture 11 §4 omits W_O.
@@ -136,7 +144,7 @@ ONE, OTHER = "zuko made his uncle some tea", "his uncle made zuko some tea"
 
 
 @given(seed=tiny.seeds)
-def test_without_positions_the_outputs_are_permuted_with_the_inputs(seed):
+def test_attention_without_positions_is_permutation_equivariant(seed):
     """The whole encoder is permutation equivariant.
 
     Invariance holds only for the output of one word when the other words change places.
@@ -151,7 +159,7 @@ def test_without_positions_the_outputs_are_permuted_with_the_inputs(seed):
 
 
 @pytest.mark.slow
-def test_the_same_words_in_two_orders_are_the_same_to_it():
+def test_attention_without_positions_ignores_word_order():
     """ "Zuko" gets the same vector in both sentences, but not with positions or a causal mask."""
     run = vectors()
     one, other = run(ONE), run(OTHER)
@@ -166,7 +174,7 @@ def test_the_same_words_in_two_orders_are_the_same_to_it():
 
 
 @pytest.mark.slow
-def test_other_words_are_told_apart_without_positions():
+def test_attention_without_positions_distinguishes_different_words():
     """ "… at Zuko's place" and "… at Iroh's place" (lecture 10 §5) differ in their words.
 
     Therefore this pair does not show that the order is lost.
@@ -180,7 +188,7 @@ def test_other_words_are_told_apart_without_positions():
 
 
 @given(seed=tiny.seeds)
-def test_a_causal_mask_alone_lets_order_in(seed):
+def test_a_causal_mask_makes_attention_depend_on_word_order(seed):
     """Under the mask, attention of permuted inputs is not the permuted attention."""
     x = tiny.embeddings(seed, 1, 6, 8)
     causal, order = jnp.tril(jnp.ones((6, 6), bool)), np.array([5, 0, 1, 2, 3, 4])
@@ -208,7 +216,7 @@ def test_a_pre_norm_stack_ends_in_a_norm(seed, size):
 @pytest.mark.slow
 @settings(max_examples=3)  # runs without jit, so examples are slow
 @given(seed=tiny.seeds)
-def test_the_query_of_a_translator_is_its_decoders_state(seed):
+def test_query_of_seq2seq_attention_is_the_decoder_state(seed):
     """Lecture 10 §1 writes q = e_i, the encoder's state; the query is the decoder's state h_t.
 
     α_t = softmax_j(h_t · K e_j), and the output is tanh(W [a_t; h_t] + b).
@@ -234,7 +242,7 @@ def test_the_query_of_a_translator_is_its_decoders_state(seed):
 
 
 @given(seed=tiny.seeds)
-def test_output_i_predicts_token_i_plus_1_and_may_see_token_i(seed):
+def test_logits_at_i_predict_token_i_plus_1_and_depend_on_token_i(seed):
     """log P(x_{i+1} | x_≤i) is read from output i, which depends on token i but not on i + 1.
 
     Lecture 11 §7 writes x_<i, §8 writes x_≤i.
@@ -254,17 +262,16 @@ def test_output_i_predicts_token_i_plus_1_and_may_see_token_i(seed):
 
 
 @pytest.mark.slow
-def test_the_edges_of_two_convolutions():
+def test_lecture_11_states_wrong_dependencies_of_convolutions():
     """Lecture 11 §8: the edges of two convolutions over four positions.
 
     The causal convolution of width 2 has 7 edges; the list of the notes omits 4→4. The centred one
     of width 3 has 10, and 2→1, 3→2 and 4→3 in the list are from it.
     """
-    edges = {}
-    for kernel_size, causal in ((2, True), (3, False)):
-        model = tiny.build(
-            kind=jf.ConvolutionalConfig, num_layers=1, kernel_size=kernel_size, causal=causal
-        )
+    edges, sizes = {}, {"kind": jf.ConvolutionalConfig, "num_layers": 1, "kernel_size": 2}
+    centred = ((Residual(Convolution((-1, 0, 1)), LayerNorm()),),)
+    for causal in (True, False):
+        model = replace(tiny.build(**sizes), layers=None if causal else centred)
         variables, x = tiny.weights(model, 0), tiny.embeddings(0, 1, 4, 8)
         found = dependency_matrix(lambda x, m=model, v=variables: m.apply(v, x), x).matrix
         edges[causal] = {(j + 1, i + 1) for i, j in np.argwhere(found[0, :, 0]).tolist()}
@@ -273,12 +280,12 @@ def test_the_edges_of_two_convolutions():
 
 
 @given(seed=tiny.seeds)
-def test_a_step_of_the_cache_changes_no_shape(seed):
-    """`advance` keeps all shapes of the cache, so that no step compiles again."""
+def test_a_cached_decoding_step_keeps_the_shapes_of_the_cache_arrays(seed):
+    """`extend` keeps all shapes of the cache, so that no step compiles again."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, 5)
-    cache = jf.start(model, variables, 1, 8)
+    cache = jf.init_cache(model, variables, 1, 8)
     shapes = jax.tree.map(jnp.shape, cache)
     for t in range(5):
-        _, cache = jf.advance(model, variables, tokens[:, t : t + 1], cache)
+        _, cache = jf.extend(model, variables, tokens[:, t : t + 1], cache)
         assert jax.tree.map(jnp.shape, cache) == shapes

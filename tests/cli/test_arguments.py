@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jaxformer.cli import VERBS, main
 from jaxformer.cli.arguments import complete, parse, read_given
 from jaxformer.cli.compare import CompareArguments
-from jaxformer.cli.flags import flags_of
+from jaxformer.cli.flags import list_flags
 from jaxformer.cli.generate import GenerateArguments
 from jaxformer.cli.train_arguments import TrainArguments
 from jaxformer.models.config import KINDS, RotaryScaling
@@ -25,7 +25,11 @@ from jaxformer.training.presets import training_preset
 from tests.cli.test_every_option import arguments_of
 
 PARSERS = [*(verb for verb in VERBS if verb != "train"), *(f"train --model {x}" for x in KINDS)]
-FIELDS = {"model": "kind", "from": "base"}  # of the flags whose fields have other names
+FIELDS = {
+    "model": "kind",
+    "attention_implementation": "attention",
+    "scan_layers": "layers",
+}  # of the flags whose fields have other names
 
 NUMBERS = st.sampled_from([1, 2, 8, 64, 300]) | st.integers(-3, 2**40)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9).filter(lambda x: x != "None")
@@ -108,7 +112,7 @@ def given_flags(draw, flag):
 @st.composite
 def command_lines(draw, parser):
     """Draws (values by key, words) for up to four flags and the required arguments."""
-    flags = flags_of(*defaults_of(parser))
+    flags = list_flags(*defaults_of(parser))
     some = draw(st.lists(st.sampled_from(flags), unique_by=lambda flag: flag.key, max_size=4))
     options = [flag for flag in flags if not flag.is_positional]
     positional = [flag for flag in flags if flag.is_positional]
@@ -143,14 +147,14 @@ def outcome(compute):
 
 @pytest.mark.parametrize("parser", PARSERS, ids=id_of)
 @given(data=st.data())
-def test_the_arguments_are_the_defaults_with_the_given_values_replaced(parser, data):
+def test_given_command_line_flags_replace_the_defaults(parser, data):
     """A value that a dataclass refuses gives the same message as in Python."""
     kind, default = defaults_of(parser)
     values, words = data.draw(command_lines(parser))
     assert read_given(kind, parser, words, default) == values
     found = outcome(lambda: complete(kind, values, default))
     named = {FIELDS.get(name, name) if default else name: x for name, x in values.items()}
-    needed = {flag.key for flag in flags_of(kind) if flag.is_required}
+    needed = {flag.key for flag in list_flags(kind) if flag.is_required}
     instance = outcome(lambda: default or kind(**{name: values[name] for name in needed}))
     if not isinstance(instance, str):
         instance = outcome(lambda: replaced(instance, named))
@@ -169,7 +173,7 @@ def refusal_of(words):
 
 def required_words(parser):
     """Returns a command line with the required arguments."""
-    required = [flag for flag in flags_of(*defaults_of(parser)) if flag.is_required]
+    required = [flag for flag in list_flags(*defaults_of(parser)) if flag.is_required]
     words = [[x.name] if x.is_positional else [x.name, "[MASK]"] for x in required]
     return [*parser.split(), *chain(*words)]
 
@@ -178,7 +182,7 @@ def checked_flags(parser):
     """Returns the flags of a verb that refuse some words: not those of texts and paths."""
     return [
         flag
-        for flag in flags_of(*defaults_of(parser))
+        for flag in list_flags(*defaults_of(parser))
         if not (flag.is_positional or flag.spelling.is_repeated or flag.hint is bool)
         and not {str, Path} & {*members_of(flag.hint)}
     ]
@@ -186,7 +190,7 @@ def checked_flags(parser):
 
 @pytest.mark.parametrize("parser", filter(checked_flags, PARSERS), ids=id_of)
 @given(data=st.data())
-def test_a_wrong_word_is_named_with_its_flag_and_with_what_is_accepted(parser, data):
+def test_an_invalid_value_error_names_the_flag_and_accepted_values(parser, data):
     flag = data.draw(st.sampled_from(checked_flags(parser)))
     word = "x" + data.draw(st.text(max_size=9))  # no word of these types begins with x
     given_word = data.draw(st.sampled_from([[flag.name, word], [f"{flag.name}={word}"]]))
@@ -200,12 +204,12 @@ def test_a_wrong_word_is_named_with_its_flag_and_with_what_is_accepted(parser, d
 
 
 @pytest.mark.parametrize("parser", PARSERS, ids=id_of)
-def test_a_flag_without_a_value_and_a_switch_with_one_are_refused(parser):
-    for flag in flags_of(*defaults_of(parser)):
+def test_flag_without_value_and_switch_with_value_are_refused(parser):
+    for flag in list_flags(*defaults_of(parser)):
         for name in () if flag.is_positional or flag.takes_several else flag.names:
             if flag.hint is bool:
                 said = refusal_of([*required_words(parser), f"{name}=True"])
-                assert said == f"{name} is 'True'; it takes no value"
+                assert said == f"{name} is 'True'; this flag does not accept a value"
             else:
                 said = refusal_of([*required_words(parser), name])
                 assert said == f"{name} has no value; give {name} {flag.placeholder}"
@@ -217,8 +221,11 @@ def test_a_flag_without_a_value_and_a_switch_with_one_are_refused(parser):
         ("generate", "RUN is missing; give the model: a run folder, a saved folder"),
         ("export run", "OUT is missing; give"),
         ("compare", "RUN is missing; give"),
-        ("fill run", "--text is missing; give text with at least one [MASK]"),
-        ("generate run more", "unexpected word 'more'; usage: jaxformer generate RUN [OPTIONS]"),
+        ("fill-mask run", "TEXT is missing; give text with at least one [MASK]"),
+        (
+            "generate run a text more",
+            "unexpected word 'text'; usage: jaxformer generate RUN [TEXT] [OPTIONS]",
+        ),
         ("bench -5", "unexpected word '-5'; usage: jaxformer bench [OPTIONS]"),
         ("generate run --prompt -x", "a value that starts with - is written --prompt=-x"),
         ("generate run --colour=red --n 5", "unknown option --colour, --n; jaxformer generate"),
@@ -226,7 +233,7 @@ def test_a_flag_without_a_value_and_a_switch_with_one_are_refused(parser):
         ("train --temperature -1e5", "unknown option --temperature"),
         ("train --learning-rate -1e-3", "learning_rate is -0.001; it must be above 0"),
         ("train --learning-rate -inf", "learning_rate is -inf; it must be above 0"),
-        ("train --causal", "--causal has no effect here; it needs --model convolutional"),
+        ("train --cell rnn", "--cell has no effect here; it needs --model recurrent"),
         (
             "train --model recurrent --window_length 3 --no_rotary_interleaved",
             "--no_rotary_interleaved has no effect here; it needs --model decoder or encoder",
@@ -238,11 +245,11 @@ def test_a_flag_without_a_value_and_a_switch_with_one_are_refused(parser):
         ("train --mesh data=2,model=3", "--mesh is 'data=2,model=3'; the axes are data, fsdp"),
     ],
 )
-def test_a_mistake_is_named_with_what_is_accepted(words, said):
+def test_command_line_errors_name_the_accepted_arguments(words, said):
     assert said in refusal_of(words.split())
 
 
-def test_positional_words_may_stand_between_and_after_flags():
+def test_positional_arguments_may_follow_flags():
     found = parse(CompareArguments, "compare", "a --json -oall.png b --out=x.png -- --c".split())
     assert found == CompareArguments((Path("a"), Path("b"), Path("--c")), Path("x.png"), True)
 
@@ -254,11 +261,20 @@ def test_a_repeated_flag_collects_its_values():
 
 
 @pytest.mark.parametrize("prompt", ["-5", "-1e5", "- a", "-x y", "--x y", "-", "a=b", ""])
-def test_a_value_may_start_with_a_dash_if_it_is_a_number_or_has_a_space(prompt):
+def test_prompt_may_be_a_negative_number_or_start_with_a_dash(prompt):
     assert parse(GenerateArguments, "generate", ["run", "--prompt", prompt]).prompt == prompt
 
 
-def test_help_is_printed_whatever_else_is_given(capsys):
+@pytest.mark.parametrize("prompt", ["def f", "-5", "- a", "a=b", ""])
+def test_prompt_may_be_a_positional_argument_or_a_flag(prompt):
+    """A word is the text in any order with the flags, and only one of the two forms is accepted."""
+    flag = ["run", "--prompt", prompt, "--seed", "3"]
+    for words in (flag, flag[1:] + flag[:1], ["run", prompt, "--seed", "3"]):
+        assert parse(GenerateArguments, "generate", words).prompt == prompt
+    assert "unexpected word 'b'" in refusal_of(["generate", "run", "b", "--prompt", "a"])
+
+
+def test_help_flag_overrides_invalid_arguments(capsys):
     for words in ("--causal --help", "--steps --help", "--steps x -h"):
         with pytest.raises(SystemExit):
             main(["train", *words.split()])

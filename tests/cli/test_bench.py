@@ -30,7 +30,7 @@ NOTHING = ("bench", "--quick", "--seconds", "0.01")
         (["--quik"], ["--quik", "did you mean --quick?"]),
     ],
 )
-def test_invalid_arguments_of_bench_are_refused(words, named, tmp_path, capsys):
+def test_bench_rejects_invalid_arguments(words, named, tmp_path, capsys):
     for name in ("mine.json", "picture.png"):
         (tmp_path / name).write_text("mine")
     refused(capsys, [*NOTHING, *words], *named)
@@ -38,14 +38,14 @@ def test_invalid_arguments_of_bench_are_refused(words, named, tmp_path, capsys):
     assert all(x.read_text() == "mine" for x in tmp_path.iterdir())
 
 
-def test_existing_files_are_kept_and_skipped_parts_are_named(tmp_path, capsys):
+def test_bench_keeps_existing_files_and_lists_skipped_benchmarks(tmp_path, capsys):
     """A name is free if neither the figures nor the picture of this name exist."""
     (tmp_path / "bench-2.png").write_text("mine")
     for name in ("bench", "bench-3"):
         assert main([*NOTHING]) == 0
         said = capsys.readouterr().out
         assert f"figures: {name}.json" in said and f"picture: {name}.png" in said
-        assert "skipped: attention: it needs about 1 s, and 0 s remain" in said
+        assert "skipped: attention: this part needs about 1 s, but 0 s remain" in said
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert json.loads((tmp_path / f"{name}.json").read_text())["measurements"] == []
     assert (tmp_path / "bench-2.png").read_text() == "mine"
@@ -53,7 +53,7 @@ def test_existing_files_are_kept_and_skipped_parts_are_named(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_the_whole_measurement_of_tiny_programs(tmp_path, capsys):
+def test_bench_runs_all_benchmarks_with_tiny_programs(tmp_path, capsys):
     assert main(["bench", "--quick", "--json", "-o", "here.json"]) == 0
     printed, said = capsys.readouterr()
     found = json.loads(printed)
@@ -77,7 +77,7 @@ import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxformer.bench.device import programs
 from jaxformer.cli import main
-from jaxformer.models.mesh import make_mesh
+from jaxformer.models.sharding.parameters import make_mesh
 mesh = make_mesh({"fsdp": 8})
 x = jax.ShapeDtypeStruct((8, 64), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("fsdp")))
 for name, (program, _) in programs(mesh).items():
@@ -87,7 +87,7 @@ assert main(["bench", "--quick", "-o", "eight.json"]) == 0
 
 
 @pytest.mark.slow
-def test_eight_devices_exchange_and_train_together(tmp_path):
+def test_bench_measures_communication_and_training_on_eight_devices(tmp_path):
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT],

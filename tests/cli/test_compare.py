@@ -12,9 +12,9 @@ from jaxformer.cli import main
 from jaxformer.models.config import DecoderConfig, EncoderConfig, RecurrentConfig
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training import compare
-from jaxformer.training.config import HiddenTraining, Inputs, OptimizerConfig, TextTraining
+from jaxformer.training.config import Inputs, MaskedTokensTraining, OptimizerConfig, TextTraining
 from jaxformer.training.run_folders import write_run
-from jaxformer.training.tasks import task_of
+from jaxformer.training.tasks import task_class
 
 NOTHING = Inputs()
 CONFIG = TextTraining(DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2))
@@ -31,7 +31,7 @@ def run(tmp_path):
         lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
         if lines:
             lines[-1] |= {"tokens_per_second": 50.0, "seconds": 3.5}
-            score = {"held_out_loss": 2.0, task_of(config).measure.name: 1.5, "scored": 9}
+            score = {"held_out_loss": 2.0, task_class(config).measure.name: 1.5, "scored": 9}
             lines.append({"step": len(losses), **score})
         folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
         return str(folder.path)
@@ -44,7 +44,7 @@ def compared(capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-def test_only_differing_settings_are_listed(run, capsys):
+def test_compare_lists_only_differing_settings(run, capsys):
     fast = replace(CONFIG, optimizer=OptimizerConfig(learning_rate=0.01), seed=3)
     found = compared(capsys, run("a", CONFIG, 5.0, 4.0), run("b", fast, 5.0, 3.0, 2.0))
     assert found["settings"] == {"learning_rate": [6e-4, 0.01], "seed": [0, 3]}
@@ -53,7 +53,7 @@ def test_only_differing_settings_are_listed(run, capsys):
     assert all(one["seconds"] == 3.5 and one["bits_per_byte"] == 1.5 for one in found["runs"])
 
 
-def test_runs_of_different_kinds_are_compared(run, capsys):
+def test_compare_accepts_runs_of_different_models(run, capsys):
     """Of the other fields, only those that both kinds have are compared."""
     model = RecurrentConfig(vocab_size=300, num_layers=1, embed_dim=16)
     other = replace(CONFIG, model=model, optimizer=OptimizerConfig(learning_rate=0.01))
@@ -66,16 +66,16 @@ def test_runs_of_different_kinds_are_compared(run, capsys):
     assert [one["run"][-3:] for one in found["runs"]] == ["x/a", "y/a"]  # folders of one name
 
 
-def test_inputs_and_origins_are_compared(run, capsys):
+def test_compare_shows_different_base_checkpoints_and_lora_ranks(run, capsys):
     """The ranks of their adapters are compared too."""
     few, many = (replace(CONFIG, lora=LoraConfig(lora_rank=rank)) for rank in (2, 4))
     inputs = [Inputs((Path("x"),), origin=Origin(Path(base))) for base in ("one", "other")]
     runs = run("a", few, 5.0, inputs=inputs[0]), run("b", many, 5.0, inputs=inputs[1])
     found = compared(capsys, *runs)
-    assert found["settings"] == {"from": ["one", "other"], "lora_rank": [2, 4]}
+    assert found["settings"] == {"init_from": ["one", "other"], "lora_rank": [2, 4]}
 
 
-def test_an_existing_picture_is_kept(run, capsys, tmp_path):
+def test_compare_does_not_overwrite_an_existing_picture(run, capsys, tmp_path):
     folder = run("a", CONFIG, 5.0)
     pictures = [compared(capsys, folder)["picture"] for _ in range(3)]
     assert pictures == ["compare.png", "compare-2.png", "compare-3.png"]
@@ -85,9 +85,9 @@ def test_an_existing_picture_is_kept(run, capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [([], "RUN is missing"), (["nothing"], "holds no run"), (["untrained"], "no figures yet")],
+    [([], "RUN is missing"), (["nothing"], "is not a run"), (["untrained"], "no losses yet")],
 )
-def test_bad_arguments_of_compare_are_refused(run, capsys, tmp_path, words, said):
+def test_compare_rejects_invalid_arguments(run, capsys, tmp_path, words, said):
     run("untrained", CONFIG)
     assert main(["compare", *words]) == 2
     error = capsys.readouterr().err
@@ -102,9 +102,7 @@ def figure_of(monkeypatch, capsys, *runs):
     return compared(capsys, *runs), *drawn[0]
 
 
-def test_runs_of_different_texts_or_tokenizers_are_said_not_to_be_comparable(
-    run, capsys, monkeypatch
-):
+def test_compare_warns_about_different_texts_or_tokenizers(run, capsys, monkeypatch):
     folders = [run(name, CONFIG, 5.0, 4.0) for name in "abcd"]
     for folder, text, tokens in zip(folders, ("x", "x", "y", "x"), "1112", strict=True):
         Path(folder, "documents.txt").write_text(text)
@@ -114,16 +112,18 @@ def test_runs_of_different_texts_or_tokenizers_are_said_not_to_be_comparable(
     ):
         found, _, title = figure_of(monkeypatch, capsys, folders[0], other)
         assert found["not_comparable"] == expected
-        assert title == (f"{expected}: these losses cannot be compared" if expected else "")
+        assert title == (f"The losses are not comparable: {expected}" if expected else "")
 
 
-def test_runs_of_different_tasks_are_said_not_to_be_comparable(run, capsys, monkeypatch):
-    masked = HiddenTraining(EncoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2))
+def test_compare_warns_about_different_tasks(run, capsys, monkeypatch):
+    masked = MaskedTokensTraining(
+        EncoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2)
+    )
     found, *_ = figure_of(monkeypatch, capsys, run("a", CONFIG, 5.0), run("b", masked, 5.0))
     assert found["not_comparable"] == "different objectives"
 
 
-def test_a_run_that_diverged_does_not_hide_the_others(run, capsys, monkeypatch):
+def test_a_diverged_run_does_not_dominate_the_loss_curves(run, capsys, monkeypatch):
     """The axes show the losses of the other run, and the legend names the largest loss."""
     good = run("good", CONFIG, *np.linspace(5.0, 2.0, 50))
     bad = run("bad", CONFIG, *np.linspace(5.0, 2.0, 20), *np.linspace(100.0, 12_000.0, 30))
@@ -138,7 +138,7 @@ def test_a_run_that_diverged_does_not_hide_the_others(run, capsys, monkeypatch):
     assert "loss up to" in labels[1]
 
 
-def test_no_curve_is_cut_if_no_run_diverged(run, capsys, monkeypatch):
+def test_loss_axes_of_compare_show_every_loss_if_no_run_diverged(run, capsys, monkeypatch):
     runs = [run(name, CONFIG, *np.linspace(first, 2.0, 50)) for name, first in (("a", 5), ("b", 9))]
     _, figure, _ = figure_of(monkeypatch, capsys, *runs)
     for axes in figure.axes[:2]:

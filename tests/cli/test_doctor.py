@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer.cli import main
 from jaxformer.cli.doctor import table_of_cells
-from jaxformer.doctor.report import lines_of_setup
+from jaxformer.doctor.report import setup_rows
 from tests.slow import mostly_slow
 
 
@@ -16,7 +16,7 @@ def printed(capsys, *words) -> str:
     return capsys.readouterr().out
 
 
-def test_it_shows_the_setup(capsys):
+def test_doctor_prints_versions_and_devices(capsys):
     found = json.loads(printed(capsys, "--json"))
     assert found["versions"]["jax"] == jax.__version__
     assert len(found["devices"]) == jax.device_count() and found["memory"] > 0
@@ -26,7 +26,7 @@ def test_it_shows_the_setup(capsys):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_a_command_or_a_path_is_never_broken(width, monkeypatch):
+def test_doctor_prints_commands_and_paths_without_line_breaks(width, monkeypatch):
     """So it can be copied. The other cells are wrapped to the terminal's width."""
     monkeypatch.setenv("COLUMNS", str(width))
     command = 'pip install --no-deps "jax-cuda12-plugin==0.10.2" jax-cuda12-pjrt==0.10.2'
@@ -36,7 +36,7 @@ def test_a_command_or_a_path_is_never_broken(width, monkeypatch):
         **{"memory": 10**10, "cores": 2, "missing": {"compiler for GPUs not here": command}},
         "cache": {"files": 3, "bytes": 10**6, "folder": "/home/somebody/.cache/jaxformer/xla"},
     }
-    lines = [*lines_of_setup(found), ("note", "a note in many words " * 9, "")]
+    lines = [*setup_rows(found), ("note", "a note in many words " * 9, "")]
     table = table_of_cells("jaxformer doctor", lines).splitlines()
     assert sum(line.endswith(command) for line in table) == 1
     assert sum(line.endswith(found["cache"]["folder"]) for line in table) == 1
@@ -45,7 +45,7 @@ def test_a_command_or_a_path_is_never_broken(width, monkeypatch):
         assert len(line) <= width or unbroken, line
 
 
-def test_it_explains_the_attention_of_an_absent_machine(capsys):
+def test_doctor_reports_attention_kernel_of_a_tpu_that_is_not_present(capsys):
     words = ("--preset", "gpt2-124m", "--target", "tpu:v5e:4x4", "--explain-attention")
     table = printed(capsys, *words)
     assert "layers 1–12" in table and "splash" in table
@@ -61,7 +61,7 @@ HOW = ("--preset", "tiny", "--target", "cpu:1", "--batch-size", "2", "--length",
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", mostly_slow(["decode", "step"], "step"))
-def test_it_shows_the_needs_of_a_model(what, capsys):
+def test_doctor_prints_the_memory_that_a_model_needs(what, capsys):
     """One device sends nothing and holds all parameters in float32."""
     words = (*HOW, *["--decode"] * (what == "decode"))
     found = json.loads(printed(capsys, *words, "--json"))

@@ -43,14 +43,14 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_unusable_text_is_refused(name, tmp_path, capsys):
+def test_train_refuses_files_that_are_empty_or_too_short_or_not_utf8_text(name, tmp_path, capsys):
     content, complaint = TEXTS[name]
     (tmp_path / name).write_bytes(content)
     refused(capsys, ["train", name], complaint)
     assert not (tmp_path / "runs").exists()
 
 
-def test_missing_text_is_refused(tmp_path, capsys):
+def test_train_refuses_missing_text(tmp_path, capsys):
     refused(capsys, ["train", "nowhere.txt"], "nowhere.txt", "no such file")
     (tmp_path / "folder").mkdir()
     refused(capsys, ["train", "folder"], "folder", "no UTF-8 text")
@@ -87,40 +87,42 @@ def test_missing_text_is_refused(tmp_path, capsys):
         (["--weight-decay", "nan"], ["weight_decay", "nan"]),
         (["--weight-decay", "inf"], ["weight_decay", "inf", "finite"]),
         (["--learning-rate", "inf"], ["learning_rate", "inf", "finite"]),
-        ([""], ["an argument is empty"]),
+        ([""], ["an argument is an empty string"]),
         (["--mesh", "fsdp"], ["--mesh", "'fsdp'", "NAME=SIZE"]),
         (["--mesh", "fsdp=x"], ["--mesh", "'fsdp=x'", "whole number"]),
-        (["--resume"], ["--resume", "below runs", "there is no run"]),
-        (["--resume", "--out", "nowhere"], ["nowhere", "no run"]),
+        (["--resume"], ["--resume", "below runs", "contains no run"]),
+        (["--resume", "--out", "nowhere"], ["nowhere", "is not a run"]),
     ],
 )
-def test_invalid_training_settings_are_refused(words, named, tmp_path, capsys):
+def test_train_refuses_invalid_settings(words, named, tmp_path, capsys):
     refused(capsys, ["train", *words], *named)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_that_holds_a_run_is_not_overwritten(trained, corpus, capsys):
+def test_train_does_not_overwrite_a_run_folder(trained, corpus, capsys):
     before = files_below(trained)
     refused(capsys, ["train", corpus, "--out", trained], trained, "--resume", "--out")
     assert files_below(trained) == before
 
 
-def test_resuming_refuses_changed_settings(trained, capsys):
+def test_resuming_with_other_settings_is_refused(trained, capsys):
     before = files_below(trained)
     resume = ["train", "--resume", "--out", trained]
     refused(capsys, [*resume, "--embed-dim", "64"], "embed-dim", "64", "32", "--steps", "--remat")
     refused(capsys, [*resume, "other.txt"], "text", trained)
-    refused(capsys, [*resume, "--steps", "5"], "--steps is 5", trained, "at 12")
+    refused(capsys, [*resume, "--steps", "5"], "--steps is 5", trained, "at step 12")
     assert files_below(trained) == before
 
 
-def test_a_folder_with_other_files_is_left_alone(corpus, tmp_path, capsys):
+def test_train_does_not_write_into_a_folder_with_other_files(corpus, tmp_path, capsys):
     (tmp_path / "documents.txt").write_text("mine")
-    refused(capsys, ["train", corpus, "--out", tmp_path], tmp_path, "not empty")
+    refused(capsys, ["train", corpus, "--out", tmp_path], tmp_path, "contains files")
     assert files_below(tmp_path) == {tmp_path / "documents.txt": b"mine"}
 
 
-def test_a_folder_that_another_process_takes_is_left_alone(corpus, tmp_path, capsys, monkeypatch):
+def test_train_does_not_write_into_a_folder_that_another_process_created(
+    corpus, tmp_path, capsys, monkeypatch
+):
     """The folder is free at first and taken while the text is read: the other run is unchanged."""
     from jaxformer.training.tasks.text import TextTask
 
@@ -136,7 +138,7 @@ def test_a_folder_that_another_process_takes_is_left_alone(corpus, tmp_path, cap
     assert files_below(tmp_path) == {taken: b"theirs"}
 
 
-def test_a_late_refusal_leaves_no_run(tmp_path, capsys):
+def test_failed_start_of_training_leaves_no_run_folder(tmp_path, capsys):
     """The text has enough bytes for a window, but not enough tokens. That is known only later."""
     (tmp_path / "text.txt").write_text("the end\n" * 40)
     words = ["train", "text.txt", "--window-length", "128", "--out", "run"]
@@ -145,7 +147,7 @@ def test_a_late_refusal_leaves_no_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a link"])
-def test_a_late_refusal_keeps_an_existing_folder(kind, tmp_path, capsys):
+def test_failed_start_of_training_keeps_an_existing_folder(kind, tmp_path, capsys):
     """An empty folder that the user created for the run stays, and the message is the same."""
     (tmp_path / "text.txt").write_text("the end\n" * 40)
     (tmp_path / "there").mkdir()
@@ -158,7 +160,7 @@ def test_a_late_refusal_keeps_an_existing_folder(kind, tmp_path, capsys):
     assert (tmp_path / out).is_dir() and not list((tmp_path / "there").iterdir())
 
 
-def test_a_start_killed_before_its_config_can_be_repeated(tmp_path, capsys):
+def test_training_can_start_again_after_a_kill_before_config_json(tmp_path, capsys):
     """Its leftovers are accepted; a tokenizer.json without a lock may be the user's own file."""
     (tmp_path / "text.txt").write_text("the end\n" * 40)
     words = ["train", "text.txt", "--window-length", "128", "--out", "run"]
@@ -169,7 +171,7 @@ def test_a_start_killed_before_its_config_can_be_repeated(tmp_path, capsys):
         refused(capsys, words, "tokens, too few for one window of 128")  # same as without leftovers
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run/tokenizer.json").write_text("mine")
-    refused(capsys, words, "run is not empty and holds no run")
+    refused(capsys, words, "run contains files, but not a run")
 
 
 @pytest.mark.parametrize(
@@ -188,11 +190,11 @@ def test_a_start_killed_before_its_config_can_be_repeated(tmp_path, capsys):
         (["--seed", "-1"], ["seed", "-1", "0 … 4294967295"]),
     ],
 )
-def test_invalid_sampling_settings_are_refused(trained, words, named, capsys):
+def test_generate_refuses_invalid_sampling_settings(trained, words, named, capsys):
     assert refused(capsys, ["generate", trained, "--prompt", "def", *words], *named) == ""
 
 
-def test_missing_runs_and_files_are_refused(trained, tmp_path, capsys):
+def test_commands_reject_missing_runs_and_files(trained, tmp_path, capsys):
     refused(capsys, ["generate", "nowhere"], "nowhere")
     refused(capsys, ["generate", tmp_path], tmp_path, "config.json")
     refused(capsys, ["evaluate", trained, "nowhere.txt"], "nowhere.txt")
@@ -211,8 +213,8 @@ def test_missing_runs_and_files_are_refused(trained, tmp_path, capsys):
         "needs no --source",
     )
     refused(capsys, ["evaluate", trained, __file__, "--stride", "99"], "stride", "99")
-    refused(capsys, ["verify", "nowhere"], "nowhere", "is no folder")
-    refused(capsys, ["verify", trained, "--length", "7"], "length is 7", "12 … 32")
+    refused(capsys, ["verify", "nowhere"], "nowhere", "does not exist")
+    refused(capsys, ["verify", trained, "--length", "7"], "length is 7", "between 12 and 32")
     refused(capsys, ["verify", trained, "--seed", "-1"], "seed is -1")
     refused(capsys, ["verify", trained, "--seed", HUGE], f"seed is {HUGE}")
     refused(capsys, ["verify", trained, "--length", HUGE], f"length is {HUGE}")
@@ -221,38 +223,38 @@ def test_missing_runs_and_files_are_refused(trained, tmp_path, capsys):
     refused(capsys, ["fly"], "fly", "train")
 
 
-def test_parameters_of_another_shape_are_refused(trained, tmp_path, capsys):
+def test_checkpoints_with_parameters_of_a_wrong_shape_are_refused(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"mlp_dim": null', '"mlp_dim": 96'))
     refused(capsys, ["generate", copy], "blocks/feedforward", "96", "128")
 
 
-def test_a_config_with_an_unknown_field_is_refused(trained, tmp_path, capsys):
+def test_commands_reject_run_config_with_an_unknown_field(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
     config = copy / "config.json"
     config.write_text(config.read_text().replace('"mlp_dim"', '"mlp_width"'))
     refused(capsys, ["generate", copy], "config.json", "mlp_width")
 
 
-def test_a_config_without_its_sections_is_refused(trained, tmp_path, capsys):
+def test_commands_reject_run_config_with_missing_keys(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
-    (copy / "config.json").write_text('{"format": 2}')
+    (copy / "config.json").write_text('{"format": 3}')
     refused(capsys, ["generate", copy], "config.json", "'model'")
-    (copy / "config.json").write_text('{"format": 2, "model": {}, "training": {}, "text": []}')
+    (copy / "config.json").write_text('{"format": 3, "model": {}, "training": {}, "text": []}')
     resumed = ["train", "--resume", "--out", copy]
-    refused(capsys, resumed, "config.json", "training has no execution")
+    refused(capsys, resumed, "config.json", '"training" lacks the key "execution"')
 
 
-def test_tokens_of_another_tokenizer_are_refused(trained, tmp_path, capsys):
+def test_resume_rejects_a_changed_tokenizer(trained, tmp_path, capsys):
     copy = shutil.copytree(trained, tmp_path / "copy")
     ByteTokenizer.train(["another text altogether"] * 9, 300).save(copy / "tokenizer.json")
     words = ["train", "--resume", "--out", copy, "--steps", "14"]
-    refused(capsys, words, "train.bin", "another tokenizer")
+    refused(capsys, words, "train.bin", "a different tokenizer")
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_the_run_and_names_the_last_good_checkpoint(
+def test_a_full_disk_stops_training_and_names_the_last_checkpoint(
     corpus, tmp_path, capsys, monkeypatch
 ):
     """The disk is full at the second checkpoint: the message names the first, which is complete."""
@@ -269,7 +271,7 @@ def test_a_full_disk_ends_the_run_and_names_the_last_good_checkpoint(
     assert Checkpoints(tmp_path / "run/checkpoints").steps() == [5]
 
 
-def test_text_that_a_terminal_cannot_show_does_not_end_a_verb():
+def test_characters_that_a_terminal_cannot_encode_are_replaced():
     """Characters outside the terminal's encoding are shown as escapes."""
     command = [sys.executable, "-m", "jaxformer", "--help"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -277,13 +279,13 @@ def test_text_that_a_terminal_cannot_show_does_not_end_a_verb():
     assert (run.returncode, run.stderr) == (0, "") and "jaxformer VERB \\u2026" in run.stdout
 
 
-def test_a_traceback_only_on_request(capsys):
+def test_debug_flag_prints_a_traceback(capsys):
     with pytest.raises(ValueError, match="nowhere"):
         main(["generate", "nowhere", "--debug"])
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_errors_are_the_same_in_every_encoding_of_the_terminal(encoding, monkeypatch):
+def test_error_messages_do_not_depend_on_the_terminal_encoding(encoding, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", encoding)
     command = [sys.executable, "-m", "jaxformer", "train"]
     for words, said in (

@@ -1,8 +1,9 @@
 """Every option of every verb acts or is refused: one table says in which modes.
 
-An option that is missing here fails `test_every_option_has_a_row`. A row in `ACTS` states that the
-option acts in every mode of its verb. A row in `SOMETIMES` gives command lines with which it acts
-and command lines with which it is refused, because nothing would read it.
+An option that is missing here fails `test_option_table_of_each_command_contains_every_option`. A
+row in `ACTS` states that the option acts in every mode of its verb. A row in `SOMETIMES` gives
+command lines with which it acts and command lines with which it is refused, because nothing would
+read it.
 """
 
 import keyword
@@ -14,7 +15,7 @@ import pytest
 
 from jaxformer.cli import VERBS, evaluate, explain, main, train
 from jaxformer.cli.arguments import parse
-from jaxformer.cli.flags import flags_of
+from jaxformer.cli.flags import list_flags
 from jaxformer.cli.train_arguments import TrainArguments
 from jaxformer.models.config import KINDS, DecoderConfig
 from jaxformer.training.presets import training_preset, usual_preset
@@ -22,36 +23,36 @@ from jaxformer.training.presets import training_preset, usual_preset
 ACTS = {
     "train": """
         --vocab-size --max-length --num-layers --embed-dim --num-heads --num-kv-heads --head-dim
-        --mlp-dim --num-experts --activation --output-activation --norm --parallel --residual
-        --positions --attention-scale --attention-cap --attention-sinks --attention-gate
-        --output-scale --logits-cap
+        --mlp-dim --num-experts --activation --output-activation --norm --parallel-block --residual
+        --positions --attention-scale --attention-softcap --attention-sinks --attention-gate
+        --output-scale --logits-softcap
         --query-key-value-bias --attention-output-bias --feedforward-bias --head-bias
         --tie-embeddings --scale-embeddings --dropout --dtype --window --prefix --remat
         --layer-types --optimizer --schedule --learning-rate --warmup-steps --final-fraction
-        --weight-decay --clip-norm --average-decay --lora-rank
-        --mesh --steps --minutes --accumulate --held-out --label-smoothing --seed --evaluate-every
-        --checkpoint-every --keep --keep-every --non-finite --trackers --profile --batch-size
-        --window-length --packing --evaluation-windows --sample-tokens --source --from --model
-        --out --resume --coordinator --num-token-types --transform --pooler --mask-rate
-        --source-vocab-size --max-source-length --share-embeddings --num-encoder-layers
-        --num-encoder-heads --encoder-mlp-dim --batch-tokens --lengths --lowercase
-        --evaluation-pairs --bleu-tokenize --cell --hidden-dim --kernel-size --causal --attends
-        --parse-special
+        --weight-decay --clip-norm --ema-decay --lora-rank
+        --mesh --steps --max-minutes --gradient-accumulation-steps --validation-fraction
+        --label-smoothing --seed --evaluate-every --checkpoint-every --max-to-keep --keep-period
+        --non-finite --trackers --profile --batch-size --window-length --packing
+        --evaluation-windows --sample-tokens --source --init-from --model --out --resume
+        --coordinator --num-token-types --transform --pooler --mask-rate --source-vocab-size
+        --max-source-length --share-embeddings --num-encoder-layers --num-encoder-heads
+        --encoder-mlp-dim --batch-tokens --lengths --lowercase --evaluation-pairs --bleu-tokenize
+        --cell --hidden-dim --kernel-size --attends --parse-special
     """,
     "generate": """
-        --mesh --prompt --max-new-tokens --temperature --parse-special --ignore-generation-config
+        --mesh --max-new-tokens --temperature --parse-special --ignore-generation-config
     """,
     "translate": "--mesh --beam-width --batch-size --parse-special --ignore-generation-config",
-    "fill": "--mesh --text --top-k --json --parse-special",
+    "fill-mask": "--mesh --top-k --json --parse-special",
     "evaluate": "--mesh --source --json --parse-special",
     "compare": "-o --json",
     "explain": "--mesh -o --target --parse-special",
     "import": "",
-    "export": "--format --family",
+    "export": "--format --model-type",
     "doctor": "--preset --json",
     "bench": "-o --dtype --seconds --quick --json",
     "verify": "--mesh --length --batch-size --dtype --seed --json",
-    "attention": "--mesh -o --layer --head --attention --parse-special",
+    "plot-attention": "--mesh -o --layer --head --attention --parse-special",
 }
 PAIRS = "--model encoder-decoder --source pairs.tsv"
 LEARNED, ROTARY = "--preset shakespeare", "--preset stdlib"
@@ -68,8 +69,8 @@ SOMETIMES = {
         "--embedding-norm": ([""], ["--norm none"]),
         "--query-key-norm head": ([""], ["--norm none"]),
         "--no-first-attention-norm": (
-            ["", "--norm-position both"],
-            ["--norm none", "--norm-position post", "--norm-position output"],
+            ["", "--norm-position sandwich"],
+            ["--norm none", "--norm-position post", "--norm-position post_sublayer"],
         ),
         "--experts-per-token 1": (["--num-experts 4"], [""]),
         "--expert-dim 8": (["--num-experts 4"], [""]),
@@ -102,7 +103,7 @@ SOMETIMES = {
             ["--model convolutional"],
             ["--model convolutional --num-layers 1", "--model convolutional --kernel-size 1"],
         ),
-        "--attention explicit": (
+        "--attention-implementation explicit": (
             ["", PAIRS, f"{PAIRS} --model recurrent-encoder-decoder"],
             [
                 "--model recurrent",
@@ -110,12 +111,15 @@ SOMETIMES = {
                 f"{PAIRS} --model recurrent-encoder-decoder --no-attends",
             ],
         ),
-        "--layers scan": (["", "--model encoder", PAIRS, "--model recurrent"], []),
+        "--scan-layers scan": (["", "--model encoder", PAIRS, "--model recurrent"], []),
         "--decay-fraction 0.3": (["--schedule warmup-stable-decay"], ["", "--schedule linear"]),
         "--beta1 0.8": (["", "--optimizer muon"], ["--optimizer adafactor"]),
         "--beta2 0.8": (["", "--optimizer lion"], ["--optimizer adafactor"]),
-        "--lora-alpha 8": (["--from base --lora-rank 2"], ["", "--from base"]),
-        "--lora-maps query": (["--from base --lora-rank 2"], ["", "--from base"]),
+        "--lora-alpha 8": (["--init-from base --lora-rank 2"], ["", "--init-from base"]),
+        "--lora-target-modules query": (
+            ["--init-from base --lora-rank 2"],
+            ["", "--init-from base"],
+        ),
         "--text-field body": (["text.jsonl", "text.parquet.gz", "hf:A/B", "."], ["", "text.txt"]),
         "--target target.txt": ([PAIRS], ["", "--model encoder-decoder"]),
         "--preset tiny": ([""], ["--resume"]),
@@ -123,7 +127,8 @@ SOMETIMES = {
         "--process-id 0": (["--coordinator a:1 --num-processes 2 --out x"], [""]),
         "--process-timeout 9": (["--coordinator auto --out x"], [""]),
         "--num-labels 2": ([], ["--model encoder"]),
-        "--ignore-generation-config top_k": (["--from base"], ["", "--model encoder"]),
+        "--source-features 3": ([], [PAIRS]),
+        "--ignore-generation-config top_k": (["--init-from base"], ["", "--model encoder"]),
     },
     "generate": {
         "--top-k 3": (["", "--temperature 0.5"], ["--temperature 0"]),
@@ -155,11 +160,11 @@ SOMETIMES = {
         "--length 8": ([TINY, f"{TINY} --explain-attention"], [""]),
         "--dtype bfloat16": ([TINY, f"{TINY} --decode"], [""]),
         "--dtype float32": ([TINY], [""]),
-        "--attention blockwise": (
+        "--attention-implementation blockwise": (
             [TINY, f"{TINY} --explain-attention", f"{TINY} --model encoder-decoder"],
             ["", f"{TINY} --model recurrent"],
         ),
-        "--layers scan": (
+        "--scan-layers scan": (
             [TINY, f"{TINY} --decode", f"{TINY} --model convolutional"],
             ["", f"{TINY} --explain-attention"],
         ),
@@ -172,24 +177,29 @@ SOMETIMES = {
     },
 }
 POSITIONAL = dict.fromkeys(("generate", "translate", "verify", "evaluate"), "run")
-POSITIONAL |= {"export": "run out", "explain": "run text", "attention": "run text"}
+POSITIONAL |= {
+    "export": "run out",
+    "explain": "run text",
+    "fill-mask": "run text",
+    "plot-attention": "run text",
+}
 
 
 def arguments_of(verb):
     """Returns the dataclass of a verb's arguments."""
-    module = import_module(f"jaxformer.cli.{verb}{'_' * keyword.iskeyword(verb)}")
-    return getattr(module, f"{verb.capitalize()}Arguments")
+    module = import_module(f"jaxformer.cli.{verb.replace('-', '_')}{'_' * keyword.iskeyword(verb)}")
+    return getattr(module, f"{verb.title().replace('-', '')}Arguments")
 
 
 def options_of(verb):
     """Returns the first spelling of each option of a verb."""
     if verb != "train":
-        return {flag.name for flag in flags_of(arguments_of(verb)) if not flag.is_positional}
+        return {flag.name for flag in list_flags(arguments_of(verb)) if not flag.is_positional}
     options = set()
     for kind in KINDS:
         preset = usual_preset(kind)
         default = TrainArguments(training_preset(preset, kind), kind=kind, preset=preset)
-        flags = flags_of(TrainArguments, default)
+        flags = list_flags(TrainArguments, default)
         options |= {flag.name for flag in flags if not flag.is_positional}
     return options
 
@@ -200,7 +210,7 @@ def option_in(row):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_option_has_a_row(verb):
+def test_option_table_of_each_command_contains_every_option(verb):
     always, sometimes = set(ACTS[verb].split()), set(map(option_in, SOMETIMES.get(verb, ())))
     assert always | sometimes == options_of(verb)
     assert not always & sometimes
@@ -227,13 +237,13 @@ def parsed(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("verb", "row"), ROWS)
-def test_an_option_is_accepted_where_it_acts(verb, row, parsed):
+def test_commands_accept_options_that_have_an_effect(verb, row, parsed):
     for words in SOMETIMES[verb][row][0]:
         assert parsed(verb, f"{words} {row}") != 2, words
 
 
 @pytest.mark.parametrize(("verb", "row"), ROWS)
-def test_an_option_is_refused_where_nothing_reads_it(verb, row, parsed, capsys):
+def test_commands_reject_options_that_have_no_effect(verb, row, parsed, capsys):
     """The line names the option and what would make it act."""
     option = row.split()[0]
     for words in SOMETIMES[verb][row][1]:
@@ -244,7 +254,7 @@ def test_an_option_is_refused_where_nothing_reads_it(verb, row, parsed, capsys):
         assert "effect" in said or "must" in said or "needs" in said, said
 
 
-def test_evaluating_an_encoder_refuses_options_of_next_tokens():
+def test_evaluate_refuses_next_token_options_for_an_encoder():
     """The kind of the model is known only after it is loaded."""
     for option in ({"stride": 2}, {"score_first_token": True}):
         arguments = evaluate.EvaluateArguments(run="x", **option)
@@ -252,14 +262,14 @@ def test_evaluating_an_encoder_refuses_options_of_next_tokens():
             evaluate._hidden((None, None, None, arguments, None), [])
 
 
-def test_explaining_a_decoder_refuses_options_of_translations(monkeypatch):
+def test_explain_refuses_translation_options_for_a_decoder(monkeypatch):
     model = SimpleNamespace(config=DecoderConfig())
     monkeypatch.setattr(explain, "load_model", lambda _: nullcontext((model, {}, object())))
     with pytest.raises(ValueError, match=r"has no effect here.*model that translates"):
         explain.main(["x", "a text", "--ignore-generation-config", "top_k"])
 
 
-def test_unused_values_of_a_preset_are_accepted(parsed):
+def test_train_accepts_flags_that_disable_fields_of_the_preset(parsed):
     """Only flags are refused: the presets set rotary, norm and window fields."""
     words = "--positions learned", "--norm none", "--optimizer adafactor", "--schedule linear"
     assert parsed("train", " ".join(words)) == 0

@@ -1,4 +1,4 @@
-"""Tests of `jaxformer train --from`: fine-tuning of all weights or of a LoRA adapter."""
+"""Tests of `jaxformer train --init-from`: fine-tuning of all weights or of a LoRA adapter."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from jaxformer.cli import main
 from jaxformer.models.config import KINDS
 from jaxformer.training.loop import Training
 from jaxformer.training.run_folders import read_run
-from jaxformer.training.tasks import task_of
+from jaxformer.training.tasks import task_class
 from tests.cli.test_errors import files_below, refused
 from tests.cli.test_kinds import MEASURES, inputs, train  # noqa: F401 (a fixture)
 from tests.slow import mostly_rare
@@ -30,7 +30,7 @@ STILL = "--learning-rate 1e-30 --weight-decay 0".split()  # the weights do not c
 def tune(kind, inputs, base, out, *words):  # noqa: F811
     given = [*inputs(kind)[:2], *SCHEDULE] if MEASURES[kind] == "bleu" else ["text.py", *SCHEDULE]
     few = FEW[MEASURES[kind] == "bleu"]
-    return main(["train", *given, *few, "--from", base, "--out", out, *words])
+    return main(["train", *given, *few, "--init-from", base, "--out", out, *words])
 
 
 def params_of(folder):
@@ -48,7 +48,7 @@ def held_out_of(run, tmp_path):
     """Writes the held-out data of a run to a file and returns the arguments for `evaluate`."""
     folder = RunFolder(run)
     _, config = read_run(folder)
-    task = task_of(config).read(folder, config)
+    task = task_class(config).read(folder, config)
     if hasattr(task, "held_out"):
         text = [[task.tokenizer.decode(side.tolist()) for side in x] for x in task.held_out]
         (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(x) + "\n" for x in text))
@@ -80,7 +80,7 @@ def test_fine_tuning_starts_from_the_checkpoint(kind, inputs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", mostly_rare(KINDS, "decoder"))
-def test_an_adapter_is_scored_as_merged_weights(kind, inputs, tmp_path, capsys):  # noqa: F811
+def test_an_adapter_and_the_merged_weights_have_equal_losses(kind, inputs, tmp_path, capsys):  # noqa: F811
     """`evaluate` on the merged weights gives the last score of training.
 
     A saved copy gives the same scores, and the base run is unchanged.
@@ -98,7 +98,7 @@ def test_an_adapter_is_scored_as_merged_weights(kind, inputs, tmp_path, capsys):
     assert scored("saved", words, capsys) == found
 
 
-@pytest.mark.parametrize("words", [[], ["--lora-rank", "2", "--average-decay", "0.9"]])
+@pytest.mark.parametrize("words", [[], ["--lora-rank", "2", "--ema-decay", "0.9"]])
 def test_an_interrupted_fine_tuning_resumes_exactly(
     words,
     inputs,  # noqa: F811
@@ -132,11 +132,11 @@ def test_an_interrupted_fine_tuning_resumes_exactly(
         assert [x.get(name) for x in whole] == [x.get(name) for x in ended]
 
 
-def test_the_averaged_weights_are_loaded(inputs, tmp_path, capsys):  # noqa: F811
+def test_fine_tuning_loads_the_averaged_weights(inputs, tmp_path, capsys):  # noqa: F811
     """Loading returns the averaged weights, which were scored, not the weights being trained."""
     assert train("decoder", inputs, "base") == 0
     how = ["--learning-rate", "0.01", "--steps", "4"]
-    assert tune("decoder", inputs, "base", "averaged", *how, "--average-decay", "0.9") == 0
+    assert tune("decoder", inputs, "base", "averaged", *how, "--ema-decay", "0.9") == 0
     assert tune("decoder", inputs, "base", "plain", *how) == 0
     losses = [
         [x["loss"] for x in RunFolder(name).read_metrics() if "loss" in x]
@@ -150,33 +150,40 @@ def test_the_averaged_weights_are_loaded(inputs, tmp_path, capsys):  # noqa: F81
     assert found != pytest.approx(scored("plain", words, capsys)["loss"], rel=1e-4)
 
 
-def test_what_does_not_fit_is_refused(inputs, trained, tmp_path, capsys):  # noqa: F811
+def test_fine_tuning_refuses_incompatible_settings(inputs, trained, tmp_path, capsys):  # noqa: F811
     """Another kind, shape or vocabulary, or an unknown layer, is refused before files are made."""
     base = str(trained)
     (tmp_path / "empty").mkdir()
     jf.save("mute", *jf.load(base)[:2])
-    begin = ["train", "text.py", *OF_TEXT, "--out", "tuned", "--from"]
+    begin = ["train", "text.py", *OF_TEXT, "--out", "tuned", "--init-from"]
     for words, named in (
-        ([base, "--model", "encoder"], ["--model is 'encoder'", "is of kind decoder"]),
+        (
+            [base, "--model", "encoder"],
+            ["--model is 'encoder'", "has a model of the architecture decoder"],
+        ),
         ([base, "--vocab-size", "500"], ["--vocab-size is 500", "has 300", "--dropout"]),
         ([base, "--num-layers", "3"], ["--num-layers is 3", "has 2"]),
         ([base, "--preset", "gpt2-124m"], ["preset is 'gpt2-124m'", "tiny"]),
-        ([base, "--lora-rank", "2", "--lora-maps", "gate"], ["'gate'", "query", "up"]),
+        ([base, "--lora-rank", "2", "--lora-target-modules", "gate"], ["'gate'", "query", "up"]),
         ([base, "--lora-rank", "99"], ["lora_rank is 99", "at most 32"]),
         (["mute"], ["mute", "has no tokenizer", "tokenizer.json"]),
         (["empty"], ["config.json does not exist"]),
-        (["nowhere"], ["nowhere is no folder"]),
+        (["nowhere"], ["nowhere does not exist"]),
     ):
         refused(capsys, [*begin, *words], *named)
         assert not (tmp_path / "tuned").exists()
     alone = ["train", "text.py", "--lora-rank", "2"]
-    refused(capsys, alone, "--lora-rank is 2", "--from is missing")
+    refused(capsys, alone, "--lora-rank is 2", "--init-from is missing")
     assert main([*begin, base, *SCHEDULE]) == 0
-    refused(capsys, ["train", "--resume", "--out", "tuned", "--from", base], "--from was given")
-    refused(capsys, ["export", "tuned", "out", "--adapter"], "tuned has no adapter")
+    refused(
+        capsys,
+        ["train", "--resume", "--out", "tuned", "--init-from", base],
+        "--init-from has no effect with --resume",
+    )
+    refused(capsys, ["export", "tuned", "out", "--adapter"], "tuned has no LoRA adapter")
 
 
-def test_an_adapter_stays_what_it_is_when_its_run_goes_on(inputs, tmp_path, capsys):  # noqa: F811
+def test_adapter_is_unchanged_if_its_base_run_is_trained_or_deleted(inputs, tmp_path, capsys):  # noqa: F811
     """Deleting the base run does not change it either; the same holds for an adapter of an adapter.
 
     Both can be trained further.
@@ -193,7 +200,7 @@ def test_an_adapter_stays_what_it_is_when_its_run_goes_on(inputs, tmp_path, caps
     assert main(["train", "--resume", "--out", "twice", "--steps", "6"]) == 0
 
 
-def test_a_folder_that_an_adapter_is_of_is_noticed_when_it_changes(
+def test_a_changed_base_folder_of_an_adapter_is_detected(
     inputs,  # noqa: F811
     tmp_path,
     capsys,

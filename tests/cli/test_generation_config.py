@@ -19,13 +19,14 @@ UNSUPPORTED = jf.GenerationDefaults(
     unsupported=('stop_strings=["x"]', "top_h=0.5"),
 )
 FLAGS = ["--ignore-generation-config", "stop_strings", "--ignore-generation-config", "top_h"]
-SHORT = "--steps 1 --warmup-steps 0 --evaluate-every 1 --held-out 0.1 --batch-tokens 64".split()
+SHORT = "--steps 1 --warmup-steps 0 --evaluate-every 1 --validation-fraction 0.1 --batch-tokens 64"
+SHORT = SHORT.split()
 COMMANDS = {
     "generate": ["generate", "saved", "--prompt", "1"],
     "translate": ["translate", "saved", "lines.txt"],
     "evaluate": ["evaluate", "saved", "--source", "pairs.tsv"],
     "explain": ["explain", "saved", "1"],
-    "train": ["train", "--from", "saved", "--source", "pairs.tsv", "--out", "run", *SHORT],
+    "train": ["train", "--init-from", "saved", "--source", "pairs.tsv", "--out", "run", *SHORT],
 }
 
 
@@ -44,7 +45,7 @@ def saved(own_folder, tmp_path):
 
 
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_an_unsupported_option_stops_a_verb_before_it_computes_anything(verb, tmp_path, capsys):
+def test_command_rejects_unsupported_generation_options_before_computing(verb, tmp_path, capsys):
     """The message names the options and the flags that leave them out. No file is written."""
     before = files_below(tmp_path)
     assert main(COMMANDS[verb]) == 2
@@ -56,7 +57,7 @@ def test_an_unsupported_option_stops_a_verb_before_it_computes_anything(verb, tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", COMMANDS)
-def test_an_ignored_option_no_longer_stops_a_verb(verb, capsys):
+def test_command_runs_if_unsupported_generation_options_are_ignored(verb, capsys):
     """One flag for each option. The run of `train` stores the settings without them."""
     assert main([*COMMANDS[verb], *FLAGS[:2]]) == 2
     assert "top_h=0.5" in (message := capsys.readouterr().err) and "stop_strings" not in message
@@ -67,20 +68,20 @@ def test_an_ignored_option_no_longer_stops_a_verb(verb, capsys):
         assert main(["translate", "run", "lines.txt"]) == 0
 
 
-def test_an_unknown_option_cannot_be_ignored(capsys):
+def test_ignore_generation_config_flag_rejects_an_unknown_option(capsys):
     assert main([*COMMANDS["translate"], "--ignore-generation-config", "stop_string"]) == 2
     message = capsys.readouterr().err
-    assert "'stop_string' is no option of generation_config.json" in message
+    assert "'stop_string' is not an option of generation_config.json" in message
     assert "stop_strings, top_h" in message
 
 
-def test_a_run_without_a_checkpoint_has_no_options_to_ignore(capsys):
+def test_train_rejects_ignore_generation_config_flag_without_a_checkpoint(capsys):
     command = ["train", "--source", "pairs.tsv", "--model", "recurrent-encoder-decoder", *FLAGS]
     assert main(command) == 2
     assert "--ignore-generation-config stop_strings has no effect" in capsys.readouterr().err
 
 
-def test_an_ignored_option_has_its_default():
+def test_ignored_generation_options_are_reset_to_their_defaults():
     """Whether it is a constraint, another setting or not implemented."""
     names = ["repetition_penalty", "do_sample", "max_new_tokens", "top_h", "guidance_scale"]
     found = without_options(UNSUPPORTED, names)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from jaxformer.cli import VERBS, main
-from jaxformer.cli.flags import default_text, field_values, flags_of
+from jaxformer.cli.flags import default_text, field_values, list_flags
 from jaxformer.cli.generate import GenerateArguments
 from jaxformer.cli.train_arguments import MAIN_FLAGS
 from jaxformer.cli.verify import VerifyArguments
@@ -26,7 +26,7 @@ def help_of(capsys, *words):
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_lines_fit_the_terminal_and_are_filled(words, capsys, monkeypatch):
+def test_help_lines_fill_the_width_of_the_terminal(words, capsys, monkeypatch):
     """The words are the same at every width; a line breaks only if the next word does not fit."""
     shown = {}
     for width in (60, 80, 100):
@@ -47,7 +47,7 @@ def test_lines_fit_the_terminal_and_are_filled(words, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_field_is_listed_once_with_a_readable_default(kind, capsys):
+def test_help_lists_every_field_once_with_a_readable_default(kind, capsys):
     """--help lists only the ten main flags, which come first, and mentions --help-all."""
     training = training_preset(usual_preset(kind), kind)
     text = help_of(capsys, "train", "--model", kind, "--help-all")
@@ -67,13 +67,13 @@ def test_every_field_is_listed_once_with_a_readable_default(kind, capsys):
     assert f"--help-all lists all {len(listed)} options" in " ".join(short.split())
 
 
-def test_defaults_are_written_as_a_user_writes_them():
+def test_help_shows_defaults_in_the_syntax_of_the_command_line():
     assert [default_text(x) for x in (0.0006, 1e-5, 10_000.0, (), "", True, None, (8, None))] == [
         *("0.0006", "1e-05", "10000", "none", "empty", "on", "None", "8 None")
     ]
-    flags = {flag.name: flag for flag in flags_of(VerifyArguments)}
+    flags = {flag.name: flag for flag in list_flags(VerifyArguments)}
     assert flags["--json"].names == ("--json",) and flags["RUN"].is_required
-    assert len(flags_of(GenerateArguments)) == len(fields(GenerateArguments))
+    assert len(list_flags(GenerateArguments)) == len(fields(GenerateArguments))
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def test_defaults_are_written_as_a_user_writes_them():
         ("train --colour red", "unknown option --colour; jaxformer train --help-all lists"),
     ],
 )
-def test_a_misspelled_word_gives_a_suggestion(words, said, capsys):
+def test_error_suggests_correct_spelling_of_flag_or_command(words, said, capsys):
     assert main(words.split()) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_short_help_needs_no_run_and_no_text(capsys):
+def test_short_help_of_train_needs_no_run_and_no_text(capsys):
     assert "most used" in help_of(capsys, "train", "--resume", "-h")

@@ -15,7 +15,7 @@ from jaxformer.models.config import KINDS
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.training.loop import Training
 from jaxformer.training.run_folders import read_run
-from jaxformer.training.tasks import task_of
+from jaxformer.training.tasks import task_class
 from tests.cli.conftest import TEXT
 from tests.slow import mostly_rare
 
@@ -29,7 +29,7 @@ COMMON = (
 ).split()
 
 OF_TEXT = "--batch-size 4 --evaluation-windows 4 --sample-tokens 24".split()
-OF_PAIRS = "--batch-tokens 96 --evaluation-pairs 3 --accumulate 2".split()
+OF_PAIRS = "--batch-tokens 96 --evaluation-pairs 3 --gradient-accumulation-steps 2".split()
 NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 
 
@@ -50,7 +50,7 @@ def train(kind, inputs, out, *words):
     return main(["train", "--model", kind, *inputs(kind), *COMMON, "--out", out, *words])
 
 
-def test_the_minutes_of_a_run_exclude_every_compilation(inputs, tmp_path, monkeypatch):
+def test_max_minutes_of_training_exclude_every_compilation(inputs, tmp_path, monkeypatch):
     """A pair run compiles a program per width, some of them between updates."""
     with (tmp_path / "pairs.tsv").open("a") as pairs:
         pairs.writelines(f"{f'{a} ' * 8}\t{number}\n" for number, a in enumerate(NUMBERS * 8))
@@ -62,21 +62,21 @@ def test_the_minutes_of_a_run_exclude_every_compilation(inputs, tmp_path, monkey
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", slow)
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + 1000 * len(compiled))
-    assert train("encoder-decoder", inputs, "run", "--lengths", "2", "--minutes", "10") == 0
+    assert train("encoder-decoder", inputs, "run", "--lengths", "2", "--max-minutes", "10") == 0
     metrics = RunFolder("run").read_metrics()
     assert len(compiled) == 2 and metrics[-1]["step"] == 6
     assert max(line.get("seconds", 0) for line in metrics) < 1000
 
 
 @pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder-decoder"))
-def test_the_screen_states_the_sizes_of_the_model(kind, inputs, capsys):
+def test_train_prints_the_sizes_of_the_model(kind, inputs, capsys):
     assert train(kind, inputs, "run") == 0
     model = read_run(RunFolder("run"))[1].model
     assert "\n".join(describe_sizes(model)) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder-decoder"))
-def test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been(kind, inputs, monkeypatch):
+def test_a_run_interrupted_at_any_step_resumes_exactly(kind, inputs, monkeypatch):
     """Batches, dropout and final parameters are equal bit for bit."""
     assert train(kind, inputs, "whole") == 0
     update = Training._update
@@ -103,7 +103,9 @@ def test_a_run_ended_at_any_step_goes_on_as_if_it_had_not_been(kind, inputs, mon
 
 
 @pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder", "encoder-decoder"))
-def test_evaluate_gives_the_last_score_of_training(kind, inputs, tmp_path, capsys):
+def test_evaluate_gives_the_result_of_the_last_evaluation_of_training(
+    kind, inputs, tmp_path, capsys
+):
     """`evaluate` scores all held-out data from a file, with the run's seed and settings.
 
     config.json names the kind of the run.
@@ -112,7 +114,7 @@ def test_evaluate_gives_the_last_score_of_training(kind, inputs, tmp_path, capsy
     assert train(kind, inputs, "run", "--seed", "1", *words) == 0
     folder, measure = RunFolder("run"), MEASURES[kind]
     _, config = read_run(folder)
-    task = task_of(config).read(folder, config)
+    task = task_class(config).read(folder, config)
     tokenizer = task.tokenizer
     evaluations = [line for line in folder.read_metrics() if "held_out_loss" in line]
     assert [line["step"] for line in evaluations] == [3, 6]
@@ -138,7 +140,7 @@ def test_evaluate_gives_the_last_score_of_training(kind, inputs, tmp_path, capsy
 
 
 @pytest.mark.parametrize("kind", mostly_rare(KINDS, "recurrent", "encoder-decoder"))
-def test_the_suggested_command_works(kind, inputs, capsys, monkeypatch):
+def test_next_command_printed_by_train_succeeds(kind, inputs, capsys, monkeypatch):
     """The last output line of training is a command. `translate` prints one line per input line."""
     import io
     import shlex
@@ -152,13 +154,13 @@ def test_the_suggested_command_works(kind, inputs, capsys, monkeypatch):
     out = capsys.readouterr().out
     if verb == "translate":
         assert out.count("\n") == 3 and out.split("\n")[1] == ""
-    elif verb == "fill":
+    elif verb == "fill-mask":
         assert "[MASK] 1: " in out and out.count("%") == 5
     else:
         assert out.startswith(words[1].removeprefix("--prompt="))
 
 
-def test_lowercase_is_stored_with_the_model(inputs, capsys, monkeypatch):
+def test_saved_model_remembers_the_lowercase_option(inputs, capsys, monkeypatch):
     """A model trained with --lowercase lowers the case of its input, also after saving."""
     import io
 
@@ -173,7 +175,7 @@ def test_lowercase_is_stored_with_the_model(inputs, capsys, monkeypatch):
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] != "\n"
     more = ["--out", "more", "--steps", "1"]
-    tuning = ["train", "--from", "saved", "--source", "pairs.tsv", *more]
+    tuning = ["train", "--init-from", "saved", "--source", "pairs.tsv", *more]
     assert main([*tuning, "--no-lowercase"]) == 2
     assert "the tokenizer of" in capsys.readouterr().err and not Path("more").exists()
     for folder in ("run", "saved"):
@@ -181,7 +183,7 @@ def test_lowercase_is_stored_with_the_model(inputs, capsys, monkeypatch):
         assert "case:lc" in json.loads(capsys.readouterr().out)["signature"]
 
 
-def test_a_line_that_cannot_be_translated_is_named(inputs, tmp_path, capsys, monkeypatch):
+def test_translate_states_the_number_of_an_invalid_line(inputs, tmp_path, capsys, monkeypatch):
     """The lines before it are translated. A carriage return alone ends no line."""
     import io
 
@@ -206,7 +208,7 @@ def test_a_line_that_cannot_be_translated_is_named(inputs, tmp_path, capsys, mon
         )
 
 
-def test_targets_that_are_too_long_do_not_spoil_the_loss(inputs, tmp_path, capsys):
+def test_evaluate_excludes_targets_longer_than_max_length(inputs, tmp_path, capsys):
     assert train("encoder-decoder", inputs, "run") == 0
     (tmp_path / "long.tsv").write_text(f"one and two\t1 + 2\nthree\t{'4 + ' * 60}\n")
     capsys.readouterr()
@@ -215,16 +217,16 @@ def test_targets_that_are_too_long_do_not_spoil_the_loss(inputs, tmp_path, capsy
     assert "1 of 2 targets are longer than max_length (32)" in said.err and "nan" not in said.out
 
 
-def test_verbs_refuse_other_kinds_with_a_reason(inputs, capsys):
+def test_error_explains_why_a_command_does_not_support_a_model(inputs, capsys):
     assert train("encoder", inputs, "run") == 0
     capsys.readouterr()
     for words, message in (
         (["generate", "run"], "is not autoregressive"),
-        (["translate", "run"], "to translate it must read a source"),
+        (["translate", "run"], "translation needs an encoder-decoder"),
         (["evaluate", "run", "--source", "pairs.tsv"], "give FILE to score it"),
-        (["fill", "run", "--text", "nothing hidden"], "it must contain at least one [MASK]"),
+        (["fill-mask", "run", "--text", "nothing hidden"], "it must contain at least one [MASK]"),
         (["train", "--resume", "--out", "run", "--mask-rate", "0.3"], "--mask-rate is 0.3"),
-        (["train", "--resume", "--out", "run", "--model", "decoder"], "is of kind encoder"),
+        (["train", "--resume", "--out", "run", "--model", "decoder"], "run has --model encoder"),
     ):
         assert main(words) == 2
         said = capsys.readouterr().err

@@ -29,12 +29,12 @@ CONFIGS = {
     "small-encoder": jf.EncoderConfig(**ONE_LAYER),
 }
 VERBS = {
-    "generate": ("generate decoder --prompt def --temperature 0 --max-new-tokens 9", "fsdp=8"),
+    "generate": ("generate decoder def --temperature 0 --max-new-tokens 9", "fsdp=8"),
     "a source": ("generate pairs --prompt def --temperature 0 --max-new-tokens 9", "tensor=8"),
     "translate": ("translate pairs --beam-width 3", "data=2,fsdp=2,tensor=2"),
-    "fill": ("fill encoder --text de[MASK]f --json", "fsdp=2,tensor=4"),
+    "fill-mask": ("fill-mask encoder de[MASK]f --json", "fsdp=2,tensor=4"),
     "text": ("evaluate decoder text.py --json", "data=2,fsdp=2,tensor=2"),
-    "hidden tokens": ("evaluate encoder text.py --json", "data=8"),
+    "masked tokens": ("evaluate encoder text.py --json", "data=8"),
     "pairs": ("evaluate pairs --source pairs.tsv --json", "fsdp=4,tensor=2"),
 }
 CERTIFIED = (
@@ -82,7 +82,7 @@ def on_eight(folder, commands):
     return json.loads(done.stdout)
 
 
-def test_output_on_a_mesh_is_that_of_one_device(folders, tmp_path):
+def test_commands_print_equal_output_on_a_mesh_and_on_one_device(folders, tmp_path):
     """The words are the same as on one device; figures agree up to float32 rounding."""
     figure = r"\d+\.\d+(?:e-\d+)?"
     commands = [
@@ -101,7 +101,7 @@ def test_output_on_a_mesh_is_that_of_one_device(folders, tmp_path):
 
 
 @pytest.mark.rare
-def test_certificates_hold_on_a_mesh(folders, tmp_path):
+def test_verify_confirms_all_properties_of_models_on_a_mesh(folders, tmp_path):
     for status, said in on_eight(tmp_path, [words.split() for words in CERTIFIED]):
         assert status == 0, said
 
@@ -109,10 +109,10 @@ def test_certificates_hold_on_a_mesh(folders, tmp_path):
 @pytest.mark.parametrize(
     "mesh, message",
     [
-        ("data=3", "mesh is data=3,fsdp=1,expert=1,tensor=1, 3 devices; there are"),
+        ("data=3", "mesh is data=3,fsdp=1,expert=1,tensor=1, which needs 3 devices; there are"),
         ("model=2", "the axes are data, fsdp, expert, tensor"),
     ],
 )
-def test_an_impossible_mesh_is_refused(folders, capsys, mesh, message):
+def test_commands_reject_mesh_that_does_not_fit_the_devices(folders, capsys, mesh, message):
     assert main(["generate", "decoder", "--mesh", mesh]) == 2
     assert message in capsys.readouterr().err

@@ -9,7 +9,7 @@ NAME = "caf\udce9"  # "café" in Latin-1
 
 
 @pytest.mark.parametrize("verb", ["import", "export", "train"])
-def test_an_output_that_is_not_utf8_is_refused(verb, tmp_path, capsys):
+def test_an_output_path_that_is_not_utf8_is_refused(verb, tmp_path, capsys):
     foreign.write(tmp_path / "model", "gpt2")
     text = tmp_path / "text.txt"
     text.write_text("a short text")
@@ -20,5 +20,5 @@ def test_an_output_that_is_not_utf8_is_refused(verb, tmp_path, capsys):
         "train": ["train", str(text), "--steps", "1", "--out", out],
     }
     assert main(arguments[verb]) == 2
-    assert "is not UTF-8, as paths of models must be" in capsys.readouterr().err
+    assert "is not UTF-8; use a path" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before

@@ -21,7 +21,7 @@ def figures(folder):
 
 
 @pytest.mark.parametrize("step", [6, 12])
-def test_the_step_is_saved_and_scored_when_the_run_goes_on(
+def test_step_saved_by_signal_during_evaluation_is_evaluated_on_resume(
     step, trained, corpus, capsys, monkeypatch
 ):
     """Step 6 has no regular checkpoint; step 12 is the last one."""

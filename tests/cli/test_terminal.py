@@ -34,7 +34,7 @@ def obeyed(text: str) -> set:
 
 @given(text=st.text(st.characters(categories=["Cc", "Cf", "L"])))
 @example(text=EVIL)
-def test_control_characters_are_escaped(text):
+def test_terminal_text_escapes_control_characters_only(text):
     """No other character changes."""
     found = visible(text)
     assert not obeyed(found)
@@ -69,7 +69,7 @@ def llama(folder, **options):
     ids=lambda options: next(iter(options), "tensor")[:12],
 )
 @pytest.mark.parametrize("verb", mostly_slow(["generate", "import"], "import"))
-def test_text_of_a_folder_is_escaped(verb, options, tmp_path, capsys):
+def test_terminal_output_escapes_text_from_run_files(verb, options, tmp_path, capsys):
     """It is tested for keys, values and tensor names."""
     words = [verb, str(llama(tmp_path / "model", **options)), *["out"] * (verb == "import")]
     assert main(words) == 2
@@ -92,12 +92,12 @@ def test_text_of_a_folder_is_escaped(verb, options, tmp_path, capsys):
         ["doctor", "--preset", "tiny", "--target", EVIL],
     ],
 )
-def test_paths_and_words_are_escaped(words, capsys):
+def test_error_messages_escape_control_characters_in_arguments(words, capsys):
     assert main(words) == 2
     assert not obeyed("".join(capsys.readouterr()))
 
 
-def test_warnings_tracebacks_and_samples_are_escaped(capsys, monkeypatch):
+def test_control_characters_in_warnings_tracebacks_and_samples_are_escaped(capsys, monkeypatch):
     def warn(argv):
         warnings.simplefilter("default")  # pytest turns warnings into errors
         warnings.warn(EVIL, stacklevel=1)
@@ -125,7 +125,7 @@ def test_generated_text_is_escaped_only_on_a_terminal(is_terminal, monkeypatch):
     assert stream.getvalue() == (SHOWN if is_terminal else EVIL) + "\n\t"
 
 
-def test_all_output_passes_through_one_module():
+def test_only_the_terminal_module_prints():
     """Only `terminal.py` and the screen write to the standard streams."""
     calls = {"print": set(), "sys.stdout.write": set(), "sys.stderr.write": set()}
     calls |= {"Console": set()}

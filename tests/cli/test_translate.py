@@ -6,19 +6,19 @@ import io
 import pytest
 
 from jaxformer.cli import main
-from jaxformer.cli.translate import lines_of
+from jaxformer.cli.translate import iterate_lines
 
 LINES = b"\xef\xbb\xbfone\rtwo\nthree\r\n\nfour"
 
 
-def test_a_file_has_the_lines_of_standard_input(tmp_path, monkeypatch):
+def test_translate_reads_a_file_like_standard_input(tmp_path, monkeypatch):
     """The same holds for a compressed file. A carriage return alone ends no line."""
     (tmp_path / "in.en").write_bytes(LINES)
     (tmp_path / "in.en.gz").write_bytes(gzip.compress(LINES))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(LINES)))
     expected = ["one\rtwo", "three", "", "four"]
     for path in (None, tmp_path / "in.en", tmp_path / "in.en.gz"):
-        assert list(lines_of(path)) == expected
+        assert list(iterate_lines(path)) == expected
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ def test_a_file_has_the_lines_of_standard_input(tmp_path, monkeypatch):
         ("in.en.gz", gzip.compress(LINES, mtime=0)[:-9], "in.en.gz cannot be read"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(name, content, said, tmp_path):
+def test_translate_error_names_an_unreadable_file(name, content, said, tmp_path):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=said):
-        list(lines_of(tmp_path / name))
+        list(iterate_lines(tmp_path / name))
 
 
-def test_a_missing_file_is_refused_before_the_model_is_loaded(tmp_path, capsys):
-    for name, said in (("nowhere.en", "no such file"), (str(tmp_path), "it is a folder")):
+def test_translate_refuses_a_missing_file_before_loading_the_model(tmp_path, capsys):
+    for name, said in (("nowhere.en", "no such file"), (str(tmp_path), "not a file, but a folder")):
         assert main(["translate", "no-run", name]) == 2
         assert capsys.readouterr().err == f"jaxformer: {name}: {said}\n"

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import jax
 import pytest
@@ -15,7 +17,7 @@ from jaxformer.training.tasks.next_tokens import first_words
 from tests.cli.conftest import SETTINGS
 
 
-def test_a_run_folder_is_complete(trained):
+def test_run_folder_contains_metrics_and_picture_and_samples_and_checkpoints(trained):
     folder = RunFolder(trained)
     lines = folder.read_metrics()
     losses = [line for line in lines if "loss" in line]
@@ -50,7 +52,7 @@ def test_evaluate_agrees_with_the_last_evaluation_of_training(trained, tmp_path,
 
 
 @pytest.mark.slow
-def test_the_suggested_command_works(corpus, tmp_path, capsys):
+def test_next_command_printed_by_train_succeeds(corpus, tmp_path, capsys):
     """The command quotes the run's name and has a prompt from the run's text.
 
     A message states the vocabulary if the text yields fewer tokens than configured.
@@ -61,7 +63,7 @@ def test_the_suggested_command_works(corpus, tmp_path, capsys):
     assert main(["train", str(corpus), *words]) == 0
     said = capsys.readouterr().out
     size = jf.load("it's a run").tokenizer.vocab_size
-    assert f"vocabulary: {size:,} tokens (the text yields no more; vocab_size was 9,000)\n" in said
+    assert f"vocabulary: {size:,} tokens (the text is too short for the vocab_size 9,000)\n" in said
     command = next(line for line in said.splitlines() if line.startswith("next: "))
     _, verb, *words = shlex.split(command.removeprefix("next: "))
     assert main([verb, *words, "--max-new-tokens", "1"]) == 0
@@ -73,14 +75,14 @@ def test_the_suggested_command_works(corpus, tmp_path, capsys):
 @given(text=st.text(), room=st.integers(1, 40))
 @example(text="\n\n  A long first line of many words\nand more", room=40)
 @example(text="-x 猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫猫\x1b[0m", room=9)
-def test_a_prompt_is_a_short_piece_of_text(text, room):
+def test_default_prompts_are_short_pieces_of_the_training_text(text, room):
     """It is one printable line that fits into the model's context."""
     prompt = first_words(text, lambda words: len(words.encode()) < room)
     assert prompt in text and prompt.isprintable()
     assert len(prompt) <= 20 and (len(prompt.encode()) < room or not prompt)
 
 
-def test_every_evaluation_scores_the_same_windows(trained):
+def test_every_evaluation_uses_the_same_windows(trained):
     """The last evaluation scores them besides the whole text, so all points of the curve match.
 
     Scoring the windows again with the loaded model gives the same figures.
@@ -139,7 +141,7 @@ def test_generate_gives_the_same_text_for_the_same_seed(trained, capsys):
     assert any(sample(seed) != first for seed in (2, 3, 4))
 
 
-def test_a_second_bare_run_takes_the_next_free_name(tmp_path):
+def test_training_run_without_name_gets_the_next_free_folder(tmp_path):
     from jaxformer.artifacts.files import next_free
 
     assert next_free(tmp_path, "stdlib").name == "stdlib"
@@ -150,7 +152,7 @@ def test_a_second_bare_run_takes_the_next_free_name(tmp_path):
 
 
 @pytest.mark.slow
-def test_resuming_a_finished_run_further_keeps_its_history(trained, tmp_path):
+def test_resuming_a_finished_run_for_more_steps_keeps_the_metrics(trained, tmp_path):
     import shutil
 
     folder = shutil.copytree(trained, tmp_path / "copy")
@@ -162,7 +164,7 @@ def test_resuming_a_finished_run_further_keeps_its_history(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_stopped_at_its_last_step_is_scored_once(trained, tmp_path):
+def test_a_run_stopped_at_its_last_step_is_evaluated_once(trained, tmp_path):
     """A run stopped at its last step without a final score is scored once when it is resumed.
 
     Resuming it again does not score it a second time.
@@ -180,7 +182,21 @@ def test_a_run_stopped_at_its_last_step_is_scored_once(trained, tmp_path):
         assert scores[-1] == pytest.approx(final, rel=1e-6)
 
 
-def test_names_and_samples_are_shown_unchanged(trained, tmp_path, capsys):
+@pytest.mark.slow
+def test_a_profile_is_written_into_the_run_folder(corpus, tmp_path, capsys):
+    """Where a file of this name stands, the run ends with an error, and the file remains."""
+    words = ["train", str(corpus), *SETTINGS, "--out", "run", "--profile"]
+    assert main(words) == 0
+    assert f"profile: {Path('run/profile')}" in capsys.readouterr().out
+    assert list(Path("run/profile").rglob("perfetto_trace.json.gz"))
+    shutil.rmtree("run/profile")
+    Path("run/profile").write_text("mine")
+    assert main(["train", "--resume", "--out", "run", "--steps", "24", "--profile"]) == 2
+    assert "profile is a file, but the profile needs a folder" in capsys.readouterr().err
+    assert Path("run/profile").read_text() == "mine"
+
+
+def test_train_prints_paths_and_samples_without_parsing_markup(trained, tmp_path, capsys):
     """Neither printing nor drawing interprets them as markup, emoji or mathematics."""
     import shutil
 
@@ -197,7 +213,7 @@ def test_names_and_samples_are_shown_unchanged(trained, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_certificate_is_printed_written_and_drawn(trained, tmp_path, capsys, monkeypatch):
+def test_verify_prints_and_stores_which_properties_hold(trained, tmp_path, capsys, monkeypatch):
     """The status is 0 if all properties hold, else 1; the output names the failed property."""
     import shutil
 
@@ -227,7 +243,7 @@ def test_a_certificate_is_printed_written_and_drawn(trained, tmp_path, capsys, m
 
 
 @pytest.mark.slow
-def test_a_trained_run_has_all_properties(trained, tmp_path, capsys):
+def test_verify_confirms_all_properties_of_a_trained_model(trained, tmp_path, capsys):
     import shutil
 
     folder = shutil.copytree(trained, tmp_path / "copy")
@@ -237,7 +253,7 @@ def test_a_trained_run_has_all_properties(trained, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_bfloat16_run_is_certified_in_float32(trained, tmp_path, capsys, monkeypatch):
+def test_verify_computes_a_bfloat16_run_in_float32(trained, tmp_path, capsys, monkeypatch):
     """It checks two properties that the rounding of bfloat16 would break."""
     import shutil
 

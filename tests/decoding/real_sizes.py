@@ -1,9 +1,9 @@
-"""Generation and long-sequence attention at realistic sizes, compiled as users compile them.
+"""Generation and long-sequence attention at realistic sizes, with a user's XLA flags.
 
     python -m tests.decoding.real_sizes    # takes one to two minutes; `pytest -m slow` runs it too
 
-The test suite compiles with its own XLA flags, and one of them once hid a miscompilation by XLA:CPU
-(docs/hazards.md). Therefore this runs as a separate process with the flags of its environment.
+The test suite compiles with its own XLA flags, and one of these flags once hid a miscompilation by
+XLA:CPU (docs/hazards.md). Therefore this module runs in a separate process with default flags.
 """
 
 import dataclasses
@@ -58,16 +58,22 @@ def made(config):
 
 
 def ragged(rng, batch: int, longest: int, shortest: int = 1) -> list[list[int]]:
-    """Draws `batch` token lists with lengths from `shortest` to `longest`, the first `longest`."""
+    """Draws `batch` token lists of random lengths; the first list has the length `longest`."""
     lengths = [longest, *rng.integers(shortest, longest + 1, batch - 1)]
     return [rng.integers(0, VOCAB_SIZE, length).tolist() for length in lengths]
 
 
-def same(what: str, found, alone, row: int) -> None:
-    """Checks that a batch element has the tokens and log probabilities of a batch of one."""
-    np.testing.assert_array_equal(found.tokens[row], alone.tokens[0], f"{what}, row {row}: tokens")
+def same(what: str, found, alone, index: int) -> None:
+    """Checks that a batch element has the tokens and log probabilities of a batch of size 1."""
+    np.testing.assert_array_equal(
+        found.tokens[index], alone.tokens[0], f"{what}, sequence {index}: tokens"
+    )
     np.testing.assert_allclose(
-        found.log_probs[row], alone.log_probs[0], 0, 2e-3, err_msg=f"{what}, row {row}: log_probs"
+        found.log_probs[index],
+        alone.log_probs[0],
+        0,
+        2e-3,
+        err_msg=f"{what}, sequence {index}: log_probs",
     )
 
 
@@ -76,31 +82,31 @@ def generated(name: str, batch: int, bucket: int) -> None:
     prompts = ragged(np.random.default_rng(batch), batch, bucket, 3 * bucket // 4 + 1)
     how = {"max_new_tokens": NEW, "sampler": jf.Sampler(temperature=0.0)}
     found = jf.generate(model, variables, prompts, **how)
-    for row in np.unique(np.linspace(0, batch - 1, CHECKED, dtype=int)):
-        if batch == 1:  # a batch of one is the same program: read the prompt in pieces instead
+    for index in np.unique(np.linspace(0, batch - 1, CHECKED, dtype=int)):
+        if batch == 1:  # compare a batch of size 1 with a prefill in pieces
             alone = by_pieces(model, variables, prompts[0])
         else:
-            alone = jf.generate(model, variables, [prompts[row]], **how)
-        same(f"{name}, {batch} × {bucket}", found, alone, row)
+            alone = jf.generate(model, variables, [prompts[index]], **how)
+        same(f"{name}, {batch} × {bucket}", found, alone, index)
 
 
 def by_pieces(model, variables, prompt, piece: int = 64):
-    """Generates greedily with `advance`, reading the prompt `piece` tokens at a time."""
-    cache = jf.start(model, variables, 1, len(prompt) + NEW)
+    """Generates greedily with `extend`, with a prefill of `piece` tokens per call."""
+    cache = jf.init_cache(model, variables, 1, len(prompt) + NEW)
     for begin in range(0, len(prompt), piece):
         some = np.array([prompt[begin : begin + piece]])
-        logits, cache = jf.advance(model, variables, some, cache)
+        logits, cache = jf.extend(model, variables, some, cache)
     tokens, log_probs = [], []
     for _ in range(NEW):
         log_p = jax.nn.log_softmax(logits[0, -1])
         tokens.append(int(log_p.argmax()))
         log_probs.append(float(log_p.max()))
-        logits, cache = jf.advance(model, variables, np.array([[tokens[-1]]]), cache)
+        logits, cache = jf.extend(model, variables, np.array([[tokens[-1]]]), cache)
     return jf.Generation(np.array([tokens]), np.array([NEW]), np.array([log_probs]), captured={})
 
 
 def searched(batch: int, bucket: int, beam_width: int, source: tuple[int, int] | None) -> None:
-    """Checks beam search over a batch, with sources if given, against batches of one."""
+    """Checks beam search over a batch, with optional sources, against batches of size 1."""
     config = PAIR if source else dataclasses.replace(CONFIGS["layer norm"], num_kv_heads=1)
     model, variables = made(config)
     rng = np.random.default_rng(batch)
@@ -108,12 +114,16 @@ def searched(batch: int, bucket: int, beam_width: int, source: tuple[int, int] |
     sources = ragged(rng, *source) if source else None
     how = {"max_new_tokens": NEW, "beam_width": beam_width}
     found = jf.beam_search(model, variables, prompts, source=sources, **how)
-    for row in np.unique(np.linspace(0, batch - 1, CHECKED, dtype=int)):
-        read = None if sources is None else [sources[row]]
-        alone = jf.beam_search(model, variables, [prompts[row]], source=read, **how)
+    for index in np.unique(np.linspace(0, batch - 1, CHECKED, dtype=int)):
+        read = None if sources is None else [sources[index]]
+        alone = jf.beam_search(model, variables, [prompts[index]], source=read, **how)
         what = f"beam {batch} × {bucket} × {beam_width}"
         np.testing.assert_allclose(
-            found.scores[row], alone.scores[0], 0, 2e-3, err_msg=f"{what}, row {row}: scores"
+            found.scores[index],
+            alone.scores[0],
+            0,
+            2e-3,
+            err_msg=f"{what}, sequence {index}: scores",
         )
 
 
@@ -147,7 +157,7 @@ def attended(length: int) -> None:
 
 
 def causal_reference(query, key, value, cotangent, some):
-    """Computes output and gradients at the positions `some`, for 512 queries at a time."""
+    """Computes output and gradients at the positions `some`, in blocks of 512 queries."""
     length, head_dim = query.shape
     output, d_query = np.zeros(value.shape), np.zeros(query.shape)
     d_key, d_value = np.zeros((len(some), head_dim)), np.zeros((len(some), head_dim))

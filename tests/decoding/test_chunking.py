@@ -27,24 +27,24 @@ WINDOW = {  # prefills of 5 tokens exceed the window
 
 @pytest.mark.slow
 @given(seed=tiny.seeds, chunks=cuts())
-def test_without_segments_a_row_goes_on(seed, chunks):
-    """segments=None continues each document, also after a prefill with segments."""
+def test_extend_without_segment_ids_continues_documents(seed, chunks):
+    """segment_ids=None continues each document, also after a prefill with segment_ids."""
     model = tiny.build(**WINDOW)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     plain, _ = chunked(model, variables, tokens, chunks)
     tiny.close(plain, tiny.apply(model)(variables, tokens))
 
-    segments = np.array([[0, 0, 5, 5, 5], [2, 2, 4, 4, 0]])
-    _, cache = chunked(model, variables, tokens[:, :5], [5], segments)
+    segment_ids = np.array([[0, 0, 5, 5, 5], [2, 2, 4, 4, 0]])
+    _, cache = chunked(model, variables, tokens[:, :5], [5], segment_ids)
     more, _ = chunked(model, variables, tokens[:, 5:], [5, 1, 1], cache=cache)
-    ids = np.concatenate([segments, np.repeat([[5], [4]], 7, axis=1)], axis=1)
+    ids = np.concatenate([segment_ids, np.repeat([[5], [4]], 7, axis=1)], axis=1)
     tiny.close(more, np.asarray(tiny.apply(model)(variables, tokens, ids))[:, 5:])
 
 
 @pytest.mark.slow
 @given(seed=tiny.seeds)
-def test_a_prefix_read_in_one_chunk_is_one_pass(seed):
-    """A prefix LM must read the prefix in one chunk; the rest may come in any chunks."""
+def test_prefix_lm_with_prefix_in_first_chunk_equals_single_pass(seed):
+    """A prefix LM must read the prefix in one chunk; later chunks may have any lengths."""
     model = tiny.build(prefix=3, positions="sinusoidal")
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     logits, _ = chunked(model, variables, tokens, [6, 6])
@@ -52,19 +52,19 @@ def test_a_prefix_read_in_one_chunk_is_one_pass(seed):
 
 
 @pytest.mark.slow
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
-def test_long_chunks_are_one_pass(seed, segments, chunks):
-    """Chunks above FEW_QUERIES take another code path after a cached text; here the limit is 2."""
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH), chunks=cuts())
+def test_logits_of_long_cached_chunks_equal_single_pass(seed, segment_ids, chunks):
+    """Chunks above FEW_QUERIES, here set to 2, take a different code path after a cached text."""
     model = tiny.build(**WINDOW, rotary_base=9.0)  # a config that was not compiled before
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     with mock.patch("jaxformer.functional.tokens.FEW_QUERIES", 2):
-        logits, _ = chunked(model, variables, tokens, chunks, segments)
-    tiny.close(logits, tiny.apply(model)(variables, tokens, segments), where=segments != 0)
+        logits, _ = chunked(model, variables, tokens, chunks, segment_ids)
+    tiny.close(logits, tiny.apply(model)(variables, tokens, segment_ids), where=segment_ids != 0)
 
 
 @pytest.mark.slow
 @given(seed=tiny.seeds)
-def test_a_prefix_torn_apart_is_refused(seed):
+def test_extend_rejects_chunk_that_ends_inside_the_prefix(seed):
     """A chunk that ends inside a prefix raises ValueError, and inside jit gives NaN.
 
     `generate` rejects prompts shorter than the prefix. A document shorter than the prefix is valid
@@ -72,45 +72,45 @@ def test_a_prefix_torn_apart_is_refused(seed):
     """
     model = tiny.build(prefix=3)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 4)
-    cache = jf.start(model, variables, BATCH, CAPACITY)
+    cache = jf.init_cache(model, variables, BATCH, CAPACITY)
     torn = np.array([[1, 1, 2, 2], [1, 1, 1, 2]])
     whole = np.array([[1, 1, 1, 1], [1, 2, 2, 2]])
-    with pytest.raises(ValueError, match=r"row 0 ends after 2 tokens .*first 3"):
-        jf.advance(model, variables, tokens, cache, segments=torn)
+    with pytest.raises(ValueError, match=r"batch element 0 has 2 tokens, .*prefix has 3"):
+        jf.extend(model, variables, tokens, cache, segment_ids=torn)
     logits, _ = step_in_jit(model)(variables, tokens, cache, torn)
     assert np.isnan(logits).all()
-    logits, _ = jf.advance(model, variables, tokens, cache, segments=whole)
+    logits, _ = jf.extend(model, variables, tokens, cache, segment_ids=whole)
     tiny.close(logits, tiny.apply(model)(variables, tokens, whole))
-    with pytest.raises(ValueError, match="prompt 1 has 2 tokens; the first 3"):
+    with pytest.raises(ValueError, match=r"prompt 1 has 2 tokens, .* at least 3"):
         jf.generate(model, variables, [[1, 2, 3], [1, 2]], max_new_tokens=1, key=jax.random.key(0))
 
 
 @cache
 def step_in_jit(model):
     return jax.jit(
-        lambda variables, tokens, cache, segments: jf.advance(
-            model, variables, tokens, cache, segments=segments
+        lambda variables, tokens, cache, segment_ids: jf.extend(
+            model, variables, tokens, cache, segment_ids=segment_ids
         )
     )
 
 
 @given(seed=tiny.seeds)
-def test_chunks_in_bfloat16_stay_near_one_pass_in_float32(seed):
-    """The cache stores the compute dtype, so the difference is rounding only."""
+def test_bfloat16_logits_of_cached_chunks_are_close_to_float32_pass(seed):
+    """The cache stores the compute dtype, so the logits differ only by rounding."""
     model = tiny.build(**WINDOW, dtype="bfloat16")
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     logits, cache = chunked(model, variables, tokens, [6, 6])
-    assert cache.slots[0].keys.dtype == jnp.bfloat16
+    assert cache.key_values[0].keys.dtype == jnp.bfloat16
     exact = tiny.apply(tiny.build(**WINDOW))(variables, tokens)
     tiny.close(logits, exact, 0.08)
 
 
 @pytest.mark.slow
-def test_the_live_slots_grow_with_the_text():
-    """The live slots grow from 48 to 80, the capacity, and the logits stay those of one pass."""
+def test_number_of_used_cache_slots_grows_with_text_length():
+    """The live slots grow from 48 to the capacity of 80; the logits equal those of one pass."""
     model = tiny.build(max_length=80, num_layers=1)
     variables, tokens = tiny.weights(model, 1), tiny.tokens(1, BATCH, 60)
-    cache = jf.start(model, variables, BATCH, 80)
+    cache = jf.init_cache(model, variables, BATCH, 80)
     logits, _ = chunked(model, variables, tokens, [30, 30], cache=cache)
     tiny.close(logits, tiny.apply(model)(variables, tokens))
 
@@ -121,18 +121,18 @@ def scanned(model):
 
     def run(variables, tokens):
         def step(cache, token):
-            logits, cache = jf.advance(model, variables, token[:, None], cache)
+            logits, cache = jf.extend(model, variables, token[:, None], cache)
             return cache, logits[:, 0]
 
-        cache = jf.start(model, variables, len(tokens), 8)
+        cache = jf.init_cache(model, variables, len(tokens), 8)
         return jax.lax.scan(step, cache, tokens.T)[1].swapaxes(0, 1)
 
     return jax.jit(run)
 
 
 @given(seed=tiny.seeds)
-def test_inside_jit_it_is_one_pass_until_it_overflows_to_nan(seed):
-    """Up to the capacity of 8, the logits of one pass; beyond it NaN, never a clamped write."""
+def test_cache_overflow_inside_jit_gives_nan(seed):
+    """Up to the capacity of 8, the logits equal one pass; beyond, they are NaN."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     logits = np.asarray(scanned(model)(variables, tokens))
@@ -140,66 +140,68 @@ def test_inside_jit_it_is_one_pass_until_it_overflows_to_nan(seed):
     assert np.isnan(logits[:, 8:]).all()
 
 
-def test_a_chunk_that_does_not_fit_is_refused():
-    """Outside jit the error counts the slots; inside jit the whole chunk gives NaN.
+def test_extend_rejects_chunk_larger_than_free_cache_slots():
+    """Outside jit, an error gives the number of slots; inside jit, the whole chunk gives NaN.
 
     A chunk longer than the cache raises inside jit too, because its shape is static.
     """
     model = tiny.build(**WINDOW)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 9)
-    cache = jf.start(model, variables, BATCH, 8)
-    _, cache = jf.advance(model, variables, tokens[:, :5], cache)
-    with pytest.raises(ValueError, match=r"8 slots with 5 used.* at least 10"):
-        jf.advance(model, variables, tokens[:, :5], cache)
-    compiled = jax.jit(lambda tokens, cache: jf.advance(model, variables, tokens, cache)[0])
+    cache = jf.init_cache(model, variables, BATCH, 8)
+    _, cache = jf.extend(model, variables, tokens[:, :5], cache)
+    with pytest.raises(ValueError, match=r"5 of the 8 slots .* at least 10"):
+        jf.extend(model, variables, tokens[:, :5], cache)
+    compiled = jax.jit(lambda tokens, cache: jf.extend(model, variables, tokens, cache)[0])
     assert np.isnan(compiled(tokens[:, :5], cache)).all()
     with pytest.raises(ValueError, match="8 slots"):
         compiled(tokens, cache)
     for wrong, message in (((0, 8), "batch_size is 0"), ((1, 0), "capacity is 0")):
         with pytest.raises(ValueError, match=message):
-            jf.start(model, variables, *wrong)
-    with pytest.raises(ValueError, match="tokens hold id 13"):
-        jf.advance(model, variables, np.full((BATCH, 1), 13), cache)
-    with pytest.raises(ValueError, match="tokens have 1 rows; the cache was started for 2"):
-        jf.advance(model, variables, tokens[:1], cache)
+            jf.init_cache(model, variables, *wrong)
+    with pytest.raises(ValueError, match="tokens contain id 13"):
+        jf.extend(model, variables, np.full((BATCH, 1), 13), cache)
+    with pytest.raises(ValueError, match="tokens has batch size 1, but the cache has batch size 2"):
+        jf.extend(model, variables, tokens[:1], cache)
 
 
-def test_more_tokens_of_a_document_than_positions_are_rejected():
-    """16 tokens are accepted in chunks. The 17th is not, unless it starts a new document."""
+def test_extend_rejects_document_longer_than_max_length():
+    """With max_length 16, the 17th token is accepted only if it starts a new document."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 17)
-    cache = jf.start(model, variables, BATCH, 24)
+    cache = jf.init_cache(model, variables, BATCH, 24)
     for part in (tokens[:, :8], tokens[:, 8:16]):
-        _, cache = jf.advance(model, variables, part, cache)
-    with pytest.raises(ValueError, match=r"row 0 ends after 17 tokens .*max_length is 16"):
-        jf.advance(model, variables, tokens[:, 16:], cache)
-    logits, _ = jf.advance(model, variables, tokens[:, 16:], cache, segments=[[2], [2]])
+        _, cache = jf.extend(model, variables, part, cache)
+    with pytest.raises(
+        ValueError, match=r"document of batch element 0 has 17 tokens, but max_length is 16"
+    ):
+        jf.extend(model, variables, tokens[:, 16:], cache)
+    logits, _ = jf.extend(model, variables, tokens[:, 16:], cache, segment_ids=[[2], [2]])
     tiny.close(logits, tiny.apply(model)(variables, tokens[:, 16:]))
 
 
 @pytest.mark.slow
-def test_a_cache_from_outside_may_be_closed_over_in_jit():
-    """The cache is concrete and the tokens are traced: checks on the cache alone still run."""
+def test_cache_can_be_closed_over_by_a_jitted_function():
+    """With a concrete cache and traced tokens, the checks that need only the cache still run."""
     model = tiny.build(prefix=3)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 6)
-    cache = jf.start(model, variables, BATCH, CAPACITY)
-    logits = jax.jit(lambda tokens: jf.advance(model, variables, tokens, cache)[0])(tokens)
+    cache = jf.init_cache(model, variables, BATCH, CAPACITY)
+    logits = jax.jit(lambda tokens: jf.extend(model, variables, tokens, cache)[0])(tokens)
     tiny.close(logits, tiny.apply(model)(variables, tokens))
-    segments = np.ones((BATCH, 6), int).tolist()
-    by_lists, _ = jf.advance(model, variables, tokens.tolist(), cache, segments)
+    segment_ids = np.ones((BATCH, 6), int).tolist()
+    by_lists, _ = jf.extend(model, variables, tokens.tolist(), cache, segment_ids)
     tiny.close(by_lists, logits)
-    tiny.close(model.apply(variables, tokens.tolist(), segments), logits)
+    tiny.close(model.apply(variables, tokens.tolist(), segment_ids), logits)
 
 
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, length=5))
-def test_nan_in_slots_that_nobody_may_see_reaches_nothing(seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH, length=5))
+def test_nan_in_masked_cache_slots_does_not_change_logits(seed, segment_ids):
     """NaN in empty and padding slots leaves the logits bitwise equal.
 
-    The cache is immutable, so both continuations start from the same one.
+    The cache is immutable, so both continuations start from the same cache.
     """
     model = tiny.build(**WINDOW)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 10)
-    _, cache = chunked(model, variables, tokens[:, :5], [5], segments)
+    _, cache = chunked(model, variables, tokens[:, :5], [5], segment_ids)
     unseen = (cache.tables[0].documents == 0)[:, None, :, None]
 
     poisoned = jax.tree.map(lambda x: jnp.where(unseen, jnp.nan, x), cache.states)
@@ -210,15 +212,15 @@ def test_nan_in_slots_that_nobody_may_see_reaches_nothing(seed, segments):
     assert np.isfinite(clean_logits).all()
 
 
-def test_gradients_through_a_poisoned_cache_are_finite():
-    """0 × NaN does not reach the gradients of weights and embeddings."""
+def test_gradients_through_cache_with_nan_are_finite():
+    """NaN in masked slots (0 × NaN) does not affect the gradients of weights and embeddings."""
     model = tiny.build(**WINDOW)
     variables, x = tiny.weights(model, 3), tiny.embeddings(3, BATCH, 3, model.config.embed_dim)
-    cache = jf.start(model, variables, BATCH, CAPACITY)
+    cache = jf.init_cache(model, variables, BATCH, CAPACITY)
     nan = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), cache.states)
 
     def total(variables, x, cache):
-        return jnp.square(jf.advance(model, variables, x, cache)[0]).sum()
+        return jnp.square(jf.extend(model, variables, x, cache)[0]).sum()
 
     gradient = jax.jit(jax.grad(total, argnums=(0, 1)))
     dirty = gradient(variables, x, replace(cache, states=nan))
@@ -226,12 +228,14 @@ def test_gradients_through_a_poisoned_cache_are_finite():
     tiny.all_close(dirty, gradient(variables, x, cache), 0.0)
 
 
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, length=5))
-def test_embeddings_are_read_like_tokens(seed, segments):
-    """`advance` accepts embeddings in place of ids and scales them. Padding may hold NaN."""
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH, length=5))
+def test_extend_accepts_embeddings(seed, segment_ids):
+    """`extend` accepts embeddings in place of ids and scales them. Padding may hold NaN."""
     model = tiny.build(num_layers=1, scale_embeddings=True, positions="sinusoidal")
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, 5)
-    rows = np.array(variables["params"]["embedding"]["tokens"])[tokens]
-    rows[segments == 0] = np.nan
-    by_row, _ = chunked(model, variables, rows, [5], segments)
-    tiny.close(by_row, tiny.apply(model)(variables, tokens, segments), where=segments != 0)
+    vectors = np.array(variables["params"]["embedding"]["tokens"])[tokens]
+    vectors[segment_ids == 0] = np.nan
+    from_vectors, _ = chunked(model, variables, vectors, [5], segment_ids)
+    tiny.close(
+        from_vectors, tiny.apply(model)(variables, tokens, segment_ids), where=segment_ids != 0
+    )

@@ -1,4 +1,4 @@
-"""Constraints on the next token equal Python loops over the text."""
+"""Constraints on the next token equal a reference in Python loops."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.decoding.constraints import NO_TOKEN, rules_of
+from jaxformer.decoding.constraints import NO_TOKEN, build_rules
 from jaxformer.models.config.generation import Constraints
 from tests.properties import oracle
 
@@ -44,9 +44,9 @@ def has_repeated(ngram, words):
 
 
 def expected(constraints, scores, words, prompt, step, last_step, stops, read):
-    """Constrains the scores of one text, `words`, whose first `prompt` tokens are the prompt.
+    """Constrains the scores of one text, `words`, whose first `prompt` ids are the prompt.
 
-    `read` is the source, or the prompt.
+    `read` is the source or, without a source, the prompt.
     """
     scores = scores.copy()
     for token in range(VOCAB):
@@ -94,31 +94,31 @@ def expected(constraints, scores, words, prompt, step, last_step, stops, read):
 
 @pytest.mark.slow
 @given(CONSTRAINTS, st.integers(0, 2**31), st.integers(0, 5), SOME, st.booleans())
-def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops, has_source):
-    """Prompts and sources of several lengths are padded on the left."""
+def test_decoding_constraints_equal_python_reference(constraints, seed, step, stops, has_source):
+    """Prompts and sources have different lengths and are padded on the left."""
     random = np.random.default_rng(seed)
     prompts = random.integers(1, SLOTS - 5, BATCH)
     width = prompts.max()
     tokens = np.full((BATCH, SLOTS), NO_TOKEN)
-    for row, length in enumerate(prompts):
-        tokens[row, width - length : width + step] = random.integers(0, 3, length + step)
+    for index, length in enumerate(prompts):
+        tokens[index, width - length : width + step] = random.integers(0, 3, length + step)
     scores = random.normal(size=(BATCH, VOCAB)).astype(np.float32)
     last_step = int(random.integers(step, step + 2))
-    shorter = [tokens[row, width - n : width] for row, n in enumerate(prompts)]
+    shorter = [tokens[index, width - n : width] for index, n in enumerate(prompts)]
     sources = [random.integers(0, VOCAB, length) for length in random.integers(1, 6, BATCH)]
     source = sources if has_source else None
-    rules = rules_of(constraints, shorter, width, last_step + 1, np.array(stops, int), source)
+    rules = build_rules(constraints, shorter, width, last_step + 1, np.array(stops, int), source)
     generated = np.full((BATCH, 6), NO_TOKEN)
     generated[:, :step] = tokens[:, width : width + step]
     found = scores
     if rules is not None:
         with jax.disable_jit():
             found = rules.apply(jnp.asarray(scores), jnp.asarray(generated), jnp.int32(step))
-    for row, length in enumerate(prompts):
-        words = tuple(tokens[row, width - length : width + step].tolist())
-        read = tuple((sources if has_source else shorter)[row].tolist())
-        wanted = expected(constraints, scores[row], words, length, step, last_step, stops, read)
-        np.testing.assert_allclose(found[row], wanted, rtol=1e-5, atol=1e-6)
+    for index, length in enumerate(prompts):
+        words = tuple(tokens[index, width - length : width + step].tolist())
+        read = tuple((sources if has_source else shorter)[index].tolist())
+        wanted = expected(constraints, scores[index], words, length, step, last_step, stops, read)
+        np.testing.assert_allclose(found[index], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -126,10 +126,10 @@ def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops, h
     [
         ("repetition_penalty", 0.0, "repetition_penalty is 0.0"),
         ("min_length", -1, "min_length is -1"),
-        ("bad_words_ids", ((),), "bad_words_ids has"),
+        ("bad_words_ids", ((),), "bad_words_ids contains"),
         ("suppress_tokens", (1.5,), "suppress_tokens is"),
         ("forced_bos_token_id", True, "forced_bos_token_id is True"),
-        ("sequence_bias", (((), 1.0),), "sequence_bias has"),
+        ("sequence_bias", (((), 1.0),), "sequence_bias contains"),
         ("sequence_bias", ((1,),), "sequence_bias is"),
         ("encoder_repetition_penalty", -1.0, "encoder_repetition_penalty is -1.0"),
         ("exponential_decay_length_penalty", (1, 0.0), "exponential_decay_length_penalty is"),
@@ -137,13 +137,13 @@ def test_constraints_equal_loops_over_the_text(constraints, seed, step, stops, h
         ("renormalize_logits", 1, "renormalize_logits is 1"),
     ],
 )
-def test_invalid_constraints_are_rejected_by_name(field, value, said):
+def test_invalid_decoding_constraint_raises_error_that_names_it(field, value, said):
     with pytest.raises(ValueError, match=said):
         Constraints(**{field: value})
 
 
 @pytest.mark.parametrize("field", ["suppress_tokens", "forced_eos_token_id", "bad_words_ids"])
-def test_an_id_outside_the_vocabulary_is_rejected_by_name(field):
+def test_error_for_constraint_id_outside_the_vocabulary_names_the_field(field):
     ids = ((2, 9),) if field == "bad_words_ids" else (2, 9)
     with pytest.raises(ValueError, match=f"{field} has the token id 9"):
         Constraints(**{field: ids}).check_ids(9)

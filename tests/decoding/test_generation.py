@@ -16,7 +16,7 @@ from jaxformer.decoding import batches as batches_module
 from jaxformer.decoding import beam as beam_module
 from jaxformer.decoding import generate as generate_module
 from jaxformer.decoding.fill import fill
-from jaxformer.functional.taps import Patch
+from jaxformer.functional.hooks import Patch
 from tests.properties import oracle, tiny
 from tests.properties.models import MODELS
 from tests.slow import mostly_slow
@@ -54,25 +54,25 @@ def run(model, variables, prompts, max_new_tokens=NEW, **options):
 
 
 def predictions(model, variables, prompt, generated):
-    """Returns the logits [generated, vocab] before each generated token, from one pass."""
-    row = np.zeros((1, model.config.max_length), np.int32)
+    """Returns the logits [generated, vocab] for each generated token, from one forward pass."""
+    sequence = np.zeros((1, model.config.max_length), np.int32)
     text = [*prompt, *generated]
-    row[0, : len(text)] = text
-    logits = np.asarray(tiny.apply(model)(variables, row))[0]
+    sequence[0, : len(text)] = text
+    logits = np.asarray(tiny.apply(model)(variables, sequence))[0]
     return logits[len(prompt) - 1 : len(text) - 1]
 
 
 @pytest.mark.slow
-def test_long_generation_goes_on_past_every_bucket():
-    """After a prompt of 30 tokens, 40 more tokens grow the cache and are still the argmax.
+def test_long_generation_grows_the_cache():
+    """40 tokens after a prompt of 30 enlarge the cache, and each token is the argmax.
 
-    Two programs run the three blocks of steps.
+    Two compiled programs run the three blocks of steps.
     """
     model, variables, _ = setup(0, max_length=70, positions="rotary", window=None)
     prompts = tiny.tokens(0, 1, 30)
     COMPILED.clear()
     out = run(model, variables, prompts, 40, sampler=jf.Sampler(temperature=0.0))
-    assert COMPILED["jit(decode_block)"] == 2
+    assert COMPILED["jit(decode_chunk)"] == 2
     for prompt, generated in zip(prompts, out.tokens, strict=True):
         logits = predictions(model, variables, prompt, generated)
         np.testing.assert_array_equal(generated, logits.argmax(axis=-1))
@@ -80,11 +80,11 @@ def test_long_generation_goes_on_past_every_bucket():
 
 @cache
 def draws():
-    """Compiles (key, row, logits [steps, vocab]) → draws with fold_in(fold_in(key, row), step)."""
+    """Returns a compiled reference that samples with fold_in(fold_in(key, index), step)."""
 
-    def draw(key, row, logits):
+    def draw(key, index, logits):
         keys = jax.vmap(jax.random.fold_in, (None, 0))(
-            jax.random.fold_in(key, row), jnp.arange(len(logits))
+            jax.random.fold_in(key, index), jnp.arange(len(logits))
         )
         return jax.vmap(jax.random.categorical)(keys, logits)
 
@@ -92,31 +92,31 @@ def draws():
 
 
 @given(seed=tiny.seeds, sampler=SAMPLERS)
-def test_row_i_step_t_draws_with_its_own_key_from_what_is_kept(seed, sampler):
-    """Applies temperature, then truncation, then draws with fold_in(fold_in(key, i), t).
+def test_random_key_of_each_sampled_token_depends_on_prompt_and_step(seed, sampler):
+    """Token t of prompt i is sampled with fold_in(fold_in(key, i), t), after truncation.
 
-    `log_probs` are those of the model itself, whatever the sampler.
+    `log_probs` do not depend on the sampler.
     """
     model, variables, prompts = setup(seed)
     key, numbers = jax.random.key(seed), astuple(sampler)
     out = run(model, variables, prompts, sampler=sampler, key=key)
-    for row, (prompt, generated) in enumerate(zip(prompts, out.tokens, strict=True)):
+    for index, (prompt, generated) in enumerate(zip(prompts, out.tokens, strict=True)):
         logits = predictions(model, variables, prompt, generated)
         tempered = logits / sampler.temperature
         left = np.array([oracle.kept(step, *numbers) for step in logits])
-        expected = draws()(key, row, np.where(left, tempered, -np.inf).astype(np.float32))
+        expected = draws()(key, index, np.where(left, tempered, -np.inf).astype(np.float32))
         np.testing.assert_array_equal(generated, expected)
         own = np.take_along_axis(oracle.log_softmax(logits), generated[:, None], axis=-1)[:, 0]
-        tiny.close(out.log_probs[row], own)
+        tiny.close(out.log_probs[index], own)
 
 
 @pytest.mark.slow
 @given(seed=tiny.seeds)
-def test_a_row_depends_on_its_key_and_not_on_its_neighbours(seed):
+def test_sampled_text_is_independent_of_other_prompts(seed):
     """A text depends on the key and its batch index, not on the other prompts.
 
-    The same key gives the same text, another key another text. Equal prompts at two indices get
-    different texts. The number and lengths of the other prompts do not matter.
+    Equal keys give equal texts, and different keys different texts. Equal prompts at different
+    indices get different texts. The number and lengths of the other prompts have no effect.
     """
     model, variables, prompts = setup(seed)
     key, other = jax.random.split(jax.random.key(seed))
@@ -135,27 +135,27 @@ def test_a_row_depends_on_its_key_and_not_on_its_neighbours(seed):
 
 @pytest.mark.slow
 @given(seed=tiny.seeds, stops=st.sets(st.integers(0, 12), min_size=2, max_size=2))
-def test_a_stop_token_ends_its_row_and_is_counted(seed, stops):
+def test_generated_sequence_ends_with_its_first_stop_token(seed, stops):
     """The text is unchanged up to and including its first stop token, and 0 after it."""
     model, variables, prompts = setup(seed)
     key = jax.random.key(seed)
     free = run(model, variables, prompts, 20, key=key)
     told = []
     out = run(model, variables, prompts, 20, key=key, stop_tokens=stops, on_tokens=told.append)
-    for row in range(3):
-        ends = np.flatnonzero(np.isin(free.tokens[row], list(stops)))
+    for index in range(3):
+        ends = np.flatnonzero(np.isin(free.tokens[index], list(stops)))
         length = ends[0] + 1 if len(ends) else 20
-        assert out.lengths[row] == length
-        np.testing.assert_array_equal(out.tokens[row, :length], free.tokens[row, :length])
-        # Another number of stop tokens is another program, which may round differently.
-        tiny.close(out.log_probs[row, :length], free.log_probs[row, :length], 1e-6)
-        assert not out.tokens[row, length:].any() and not out.log_probs[row, length:].any()
-        streamed = [token for block in told for token in block[row]]
-        assert streamed == out.tokens[row, :length].tolist()
+        assert out.lengths[index] == length
+        np.testing.assert_array_equal(out.tokens[index, :length], free.tokens[index, :length])
+        # Another number of stop tokens needs another program, which may round differently.
+        tiny.close(out.log_probs[index, :length], free.log_probs[index, :length], 1e-6)
+        assert not out.tokens[index, length:].any() and not out.log_probs[index, length:].any()
+        streamed = [token for block in told for token in block[index]]
+        assert streamed == out.tokens[index, :length].tolist()
 
 
 def test_stop_tokens_may_be_any_iterable():
-    """Checking the stop tokens must not exhaust an iterator, nor hand it to JAX as a pytree."""
+    """Stop tokens may be a list, an array, a set, an iterator or a range."""
     model, variables, prompts = setup(3)
     free = run(model, variables, prompts, key=jax.random.key(0))
     stop = int(free.tokens[0, 2])
@@ -164,8 +164,8 @@ def test_stop_tokens_may_be_any_iterable():
         assert out.lengths[0] == free.tokens[0].tolist().index(stop) + 1
 
 
-def test_the_smallest_temperature_is_greedy():
-    """Dividing by it overflows the logits; the largest logit must still be drawn."""
+def test_sampling_at_the_smallest_temperature_equals_greedy_decoding():
+    """Division by the smallest temperature overflows; the largest logit must still be sampled."""
     model, variables, prompts = setup(4)
     cold = run(model, variables, prompts, sampler=jf.Sampler(1e-38), key=jax.random.key(0))
     greedy = run(model, variables, prompts, sampler=jf.Sampler(0.0))
@@ -173,12 +173,12 @@ def test_the_smallest_temperature_is_greedy():
 
 
 @pytest.mark.slow
-def test_compilations_are_few_and_never_repeated():
+def test_generate_compiles_few_programs_and_none_twice():
     """Prompt lengths fall into buckets, so few programs compile, and each compiles once.
 
-    Sampling needs at most 2 log₂(max_length) programs, and greedy decoding as many. After that
-    nothing compiles or traces again: not for another length of the same bucket, another seed or
-    sampler, other stop tokens, or a new module with an equal config.
+    Sampling and greedy decoding need at most 2 log₂(max_length) programs each. Then nothing is
+    compiled or traced again for another length of the same bucket, another seed or sampler, other
+    stop tokens, or a new module with an equal config.
     """
     model, variables, _ = setup(0, max_length=64)
     COMPILED.clear()
@@ -188,7 +188,7 @@ def test_compilations_are_few_and_never_repeated():
             options = {"key": jax.random.key(0), "stop_tokens": (3,), "sampler": sampler}
             run(model, variables, tiny.tokens(0, 1, length), **options)
     assert 1 <= COMPILED["jit(prefill)"] <= 6
-    assert 2 <= COMPILED["jit(decode_block)"] <= 12
+    assert 2 <= COMPILED["jit(decode_chunk)"] <= 12
     COMPILED.clear()
     again = jf.Decoder(model.config, execution=model.execution)
     samplers = [
@@ -203,8 +203,8 @@ def test_compilations_are_few_and_never_repeated():
     assert not COMPILED, COMPILED
 
 
-def test_another_batch_size_of_a_bucket_compiles_nothing():
-    """Three prompts run the programs of four, and each gets the same text."""
+def test_batch_sizes_rounded_to_one_bucket_share_compiled_programs():
+    """A batch of three prompts runs the programs of a batch of four, with equal texts."""
     model, variables, prompts = setup(5)
     key = jax.random.key(0)
     four = run(model, variables, [*prompts, [1]], key=key)
@@ -216,10 +216,10 @@ def test_another_batch_size_of_a_bucket_compiles_nothing():
 
 
 @pytest.mark.slow
-def test_batch_sizes_fall_into_buckets():
-    """For sizes 3 to 7 only the batch sizes 4 and 8 are compiled.
+def test_batch_sizes_are_rounded_up_to_buckets():
+    """For batch sizes 3 to 7, only programs for the batch sizes 4 and 8 are compiled.
 
-    This holds for generation, beam search, scoring and filling. Captured values and patches have
+    The test covers generation, beam search, scoring and fill-mask. Captured values and patches have
     the caller's batch size.
     """
     model, variables, _ = setup(6)
@@ -235,7 +235,14 @@ def test_batch_sizes_fall_into_buckets():
         assert found.tokens.shape == (size, 1, 3)
         assert jf.score(model, variables, prompts).shape == (size,)
         assert len(fill(encoder, own, prompts, mask_token=1)) == size
-    for name in ("prefill", "choose_first", "_begin", "_go_on", "_score", "_most_probable"):
+    for name in (
+        "prefill",
+        "choose_first",
+        "_init_search",
+        "_run_steps",
+        "_score",
+        "_most_probable",
+    ):
         assert COMPILED[f"jit({name})"] <= (4 if name == "prefill" else 2), COMPILED
     value = np.arange(3.0)[None, :, None, None]
     patch = {point: Patch(np.ones((1, 3, 1, 1), bool), value)}
@@ -244,8 +251,8 @@ def test_batch_sizes_fall_into_buckets():
 
 
 @pytest.mark.slow
-def test_memory_follows_the_generated_length(monkeypatch):
-    """A large `max_new_tokens` changes no token and allocates only the slots that are reached."""
+def test_cache_memory_depends_on_the_number_of_generated_tokens(monkeypatch):
+    """A large `max_new_tokens` changes no token, and only the slots in use are allocated."""
     model = tiny.build(**{**MODELS["encoder-decoder"], "max_length": 2000})
     variables, prompts = tiny.weights(model, 1), [[1], [2]]
     source, sizes = tiny.sources(model, 1, 2), []
@@ -257,8 +264,8 @@ def test_memory_follows_the_generated_length(monkeypatch):
 
         return watch
 
-    monkeypatch.setattr(generate_module, "decode_block", watched(generate_module.decode_block))
-    monkeypatch.setattr(beam_module, "_go_on", watched(beam_module._go_on))
+    monkeypatch.setattr(generate_module, "decode_chunk", watched(generate_module.decode_chunk))
+    monkeypatch.setattr(beam_module, "_run_steps", watched(beam_module._run_steps))
     greedy = jf.Sampler(temperature=0.0)
     free = run(model, variables, prompts, 20, sampler=greedy, source=source)
     stops = {*range(0, 13, 2), *free.tokens[:, 3].tolist()}
@@ -275,24 +282,24 @@ def test_memory_follows_the_generated_length(monkeypatch):
     assert 32 <= max(sizes) <= 96
 
 
-def test_variables_without_params_are_rejected():
+def test_generate_rejects_variables_without_params():
     model, variables, _ = setup(0)
-    with pytest.raises(ValueError, match=r"hold .*; they must hold 'prepared' or 'params'"):
+    with pytest.raises(ValueError, match=r"has the keys .*; it must have 'params' .* or 'packed'"):
         run(model, variables["params"], [[1]], 1, key=jax.random.key(0))
 
 
-def test_what_cannot_be_generated_is_refused_by_name():
-    """Each invalid argument of `generate` and `Sampler` raises ValueError with name and value."""
+def test_generate_rejects_invalid_arguments():
+    """Invalid arguments of `generate` and `Sampler` raise ValueError with name and value."""
     model, variables, prompts = setup(0)
     wrong = {
         "max_new_tokens is 0": {"max_new_tokens": 0},
         "key is None, but sampling at temperature 1.0": {"key": None},
         "prompts is empty": {"prompts": []},
         "prompt 1 is empty": {"prompts": [[1], []]},
-        "prompt 1 holds id 13; vocab_size is 13": {"prompts": [[1], [2, 13]]},
-        "prompt 0 holds id -1": {"prompts": [[-1]]},
-        "stop_tokens holds id 99": {"stop_tokens": (99,)},
-        "stop_tokens is 5; it must be a collection": {"stop_tokens": 5},
+        "prompt 1 contains id 13, but vocab_size is 13": {"prompts": [[1], [2, 13]]},
+        "prompt 0 contains id -1": {"prompts": [[-1]]},
+        "stop_tokens contains id 99": {"stop_tokens": (99,)},
+        "stop_tokens is 5; it must be an iterable": {"stop_tokens": 5},
         "stop_tokens is float64": {"stop_tokens": [1.9]},
         "prompt 0 is float64": {"prompts": [[0.5]]},
         "prompt 0 has 25 tokens and max_new_tokens is 16.*40": {"prompts": [[1] * 25]},
@@ -308,9 +315,9 @@ def test_what_cannot_be_generated_is_refused_by_name():
 
 
 def in_batches_and_at_once(monkeypatch, call):
-    """Returns the results of `call(None)` for all rows at once, then of several batches.
+    """Returns the results of one batch with all texts, and of several smaller batches.
 
-    The batches come from a number of rows, and from a bound that holds one row.
+    The smaller batch size is an argument, or follows from a memory limit that allows one text.
     """
     at_once = call(None)
     with monkeypatch.context() as patched:
@@ -319,20 +326,20 @@ def in_batches_and_at_once(monkeypatch, call):
 
 
 @pytest.mark.parametrize("kind", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
-def test_batches_return_what_one_batch_returns(kind, monkeypatch):
-    """Tokens, lengths, log P and the tokens told, for rows of mixed lengths in mixed order."""
+def test_generation_in_several_batches_equals_one_batch(kind, monkeypatch):
+    """Results and `on_tokens` are equal for prompts of mixed lengths in mixed order."""
     model = tiny.build(**{**MODELS[kind], "max_length": 80})
     variables, rng = tiny.weights(model, 3), np.random.default_rng(3)
     top = 36 if kind == "decoder" else 6
     prompts = [tiny.tokens(i, n).tolist() for i, n in enumerate(rng.integers(1, top, 5))]
-    source = None if kind == "decoder" else [row[::-1] for row in prompts]
+    source = None if kind == "decoder" else [prompt[::-1] for prompt in prompts]
 
     def call(batch_size):
         told = [[] for _ in prompts]
 
-        def on_tokens(rows):
-            for text, row in zip(told, rows, strict=True):
-                text += row
+        def on_tokens(blocks):
+            for text, block in zip(told, blocks, strict=True):
+                text += block
 
         out = run(
             model,
@@ -345,7 +352,7 @@ def test_batches_return_what_one_batch_returns(kind, monkeypatch):
             batch_size=batch_size,
             on_tokens=on_tokens,
         )
-        assert told == [row[:n].tolist() for row, n in zip(out.tokens, out.lengths, strict=True)]
+        assert told == [ids[:n].tolist() for ids, n in zip(out.tokens, out.lengths, strict=True)]
         return out
 
     at_once, batched = in_batches_and_at_once(monkeypatch, call)
@@ -356,7 +363,7 @@ def test_batches_return_what_one_batch_returns(kind, monkeypatch):
 
 
 @pytest.mark.slow
-def test_beam_searches_in_batches_return_what_one_batch_returns(monkeypatch):
+def test_beam_search_in_several_batches_equals_one_batch(monkeypatch):
     model, variables, prompts = setup(4)
 
     def call(batch_size):

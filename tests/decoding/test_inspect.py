@@ -1,6 +1,6 @@
-"""Hooks capture and patch the same values in every mode.
+"""Hooks capture and patch the same values in every mode, for every model.
 
-The modes are one pass, chunks with a cache, and the compiled loop of `generate`, for every model.
+The modes are one forward pass, chunks with a cache, and the compiled loop of `generate`.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.functional.taps import Patch
+from jaxformer.functional.hooks import Patch
 from tests.properties import tiny
 from tests.properties.chunks import cuts
 from tests.properties.models import MODELS, each_model
@@ -38,11 +38,12 @@ def setup(name, seed):
     return model, tiny.weights(model, seed), tiny.sources(model, seed, BATCH)
 
 
-@pytest.mark.parametrize("wrong", [[-1], [0, 6], [10**9]])
-def test_a_position_or_step_that_does_not_exist_is_refused(wrong):
-    """Such a patch would change nothing. Padding has no position, and documents are counted alone.
+@pytest.mark.parametrize("wrong", mostly_slow([[-1], [10**9], [0, 6]], [0, 6]))
+def test_patch_at_missing_position_or_step_is_rejected(wrong):
+    """A patch at a position or step that does not exist would have no effect.
 
-    A text of 6 tokens has the positions 0 to 5. `generate` reads 4 tokens and 2 of the 3 new ones.
+    A text of 6 tokens has the positions 0 to 5. With a prompt of 4 tokens and 3 new tokens,
+    `generate` also has 6 positions, because the last token is never an input.
     """
     model = tiny.build(num_layers=1)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 6)
@@ -50,11 +51,11 @@ def test_a_position_or_step_that_does_not_exist_is_refused(wrong):
     def patch(positions):
         return {"block.output": Patch(np.ones((1, 1), bool), np.zeros((1, 1)), positions)}
 
-    def run(positions, tokens=tokens, segments=None):
-        jf.inspect(model, variables, tokens, segments=segments, patch=patch(positions))
+    def run(positions, tokens=tokens, segment_ids=None):
+        jf.inspect(model, variables, tokens, segment_ids=segment_ids, patch=patch(positions))
 
     def in_cache(positions):
-        cache = jf.start(model, variables, 1, 6)
+        cache = jf.init_cache(model, variables, 1, 6)
         jf.inspect(model, variables, tokens[:, :2], cache, patch=patch(positions))
 
     def generated(positions=None, steps=None):
@@ -72,21 +73,21 @@ def test_a_position_or_step_that_does_not_exist_is_refused(wrong):
     )
     for call in calls:
         call([5])
-        with pytest.raises(ValueError, match=r"positions hold -?\d+; .* in 0 … 5, the tok"):
+        with pytest.raises(ValueError, match=r"positions contain -?\d+; .* in 0 … 5 \(the tok"):
             call(wrong)
     generated(steps=[2])
-    with pytest.raises(ValueError, match=r"steps hold -?\d+; .* in 0 … 2, the gen"):
+    with pytest.raises(ValueError, match=r"steps contain -?\d+; .* in 0 … 2 \(the gen"):
         generated(steps=wrong)
 
 
 def own_points(model):
-    """Returns the points of the target tokens, without those of a source encoder."""
-    return tuple(name for name in model.points if not name.startswith("encoder."))
+    """Returns the hook points of a model, without the hook points of its source encoder."""
+    return tuple(name for name in model.hook_points if not name.startswith("encoder."))
 
 
 def in_chunks(model, variables, tokens, chunks, source, **hooks):
-    """Reads the tokens chunk by chunk. Returns (logits, captured)."""
-    kept, parts, start = jf.start(model, variables, len(tokens), LENGTH, source), [], 0
+    """Runs the model chunk by chunk; returns (logits, captured)."""
+    kept, parts, start = jf.init_cache(model, variables, len(tokens), LENGTH, source), [], 0
     for size in chunks:
         some = tokens[:, start : start + size]
         seen = jf.inspect(model, variables, some, kept, **hooks)
@@ -105,8 +106,8 @@ def in_chunks(model, variables, tokens, chunks, source, **hooks):
 @each_model("decoder")
 @few
 @given(seed=tiny.seeds, chunks=cuts())
-def test_chunks_capture_what_one_pass_does(name, seed, chunks):
-    """Captures every point for any chunks. The logits are those without hooks."""
+def test_cached_chunks_capture_the_same_values_as_a_single_pass(name, seed, chunks):
+    """Chunks of any lengths capture all hook points, without changing the logits."""
     model, variables, source = setup(name, seed)
     tokens, points = tiny.tokens(seed, BATCH, LENGTH), own_points(model)
     whole = jf.inspect(model, variables, tokens, source=source, capture=points)
@@ -121,25 +122,25 @@ def test_chunks_capture_what_one_pass_does(name, seed, chunks):
 @each_model()
 @few
 @given(seed=tiny.seeds)
-def test_the_compiled_loop_captures_what_one_pass_does(name, seed):
-    """`captured` at step t holds the values at the token before the t-th generated one.
+def test_generate_captures_the_same_values_as_a_single_pass(name, seed):
+    """Step t captures the values at the token before the t-th generated token.
 
-    Prompts have different lengths. Keys of attention weights are positions of the text.
+    The prompts have different lengths. The key axis of attention weights has the text's positions.
     """
     model, variables, source = setup(name, seed)
-    prompts, points = [tiny.tokens(seed, 3), tiny.tokens(seed + 1, 7)], model.points
+    prompts, points = [tiny.tokens(seed, 3), tiny.tokens(seed + 1, 7)], model.hook_points
     how = {"max_new_tokens": NEW, "source": source}
     out = jf.generate(model, variables, prompts, sampler=GREEDY, capture=points, **how)
     plain = jf.generate(model, variables, prompts, sampler=GREEDY, **how)
     np.testing.assert_array_equal(out.tokens, plain.tokens)
     assert plain.captured == {}
-    for row, prompt in enumerate(prompts):
-        text = np.concatenate([prompt, out.tokens[row, :-1]])[None]
-        own = None if source is None else source[row : row + 1]
+    for index, prompt in enumerate(prompts):
+        text = np.concatenate([prompt, out.tokens[index, :-1]])[None]
+        own = None if source is None else source[index : index + 1]
         whole = jf.inspect(model, variables, text, source=own, capture=points).captured
         for point in own_points(model):
-            batch_axis = 1 if point in model.layer_points else 0
-            found = np.take(out.captured[point], row, axis=batch_axis)
+            batch_axis = 1 if point in model.layer_hook_points else 0
+            found = np.take(out.captured[point], index, axis=batch_axis)
             wanted = np.take(np.asarray(whole[point]), 0, axis=batch_axis)[..., -NEW:, :]
             wanted = np.moveaxis(wanted, -2, batch_axis)
             if point == "attention.weights":
@@ -149,10 +150,10 @@ def test_the_compiled_loop_captures_what_one_pass_does(name, seed):
 
 
 @pytest.mark.slow
-def test_the_encoders_points_are_captured_once():
-    """`generate` captures them in its pass over the sources, as a full pass does."""
+def test_generate_captures_encoder_values_once():
+    """`generate` captures encoder values once, and these equal the values of a full pass."""
     model, variables, source = setup("encoder-decoder", 0)
-    points = tuple(name for name in model.points if name.startswith("encoder."))
+    points = tuple(name for name in model.hook_points if name.startswith("encoder."))
     prompts = tiny.tokens(0, BATCH, 3)
     out = jf.generate(
         model, variables, prompts, sampler=GREEDY, max_new_tokens=2, source=source, capture=points
@@ -166,10 +167,10 @@ def test_the_encoders_points_are_captured_once():
 @each_model("decoder")
 @few
 @given(seed=tiny.seeds, chunks=cuts())
-def test_an_empty_patch_changes_no_bit(name, seed, chunks):
-    """Without names the bits are those without hooks, in a pass, in chunks and in `generate`.
+def test_empty_patch_leaves_results_bitwise_equal(name, seed, chunks):
+    """An empty patch changes no bit in a full pass, in chunks and in `generate`.
 
-    A patch that is false everywhere compiles another program, which may round differently.
+    A patch whose mask is False everywhere compiles another program, which may round differently.
     """
     model, variables, source = setup(name, seed)
     tokens, point = tiny.tokens(seed, BATCH, LENGTH), CHANGED[type(model.config)]
@@ -187,10 +188,10 @@ def test_an_empty_patch_changes_no_bit(name, seed, chunks):
 @each_model()
 @few
 @given(seed=tiny.seeds, chunks=cuts(), data=st.data())
-def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks, data):
-    """A patch at some positions of one layer gives the same logits in a pass and in chunks.
+def test_patch_at_positions_gives_equal_logits_with_and_without_cache(name, seed, chunks, data):
+    """A patch at some positions of a layer gives equal logits in a full pass and in chunks.
 
-    They differ from the unpatched logits. `generate` reports matching log probabilities.
+    The patched logits differ from the unpatched logits. `generate` returns equal log probabilities.
     """
     model, variables, source = setup(name, seed)
     tokens, point = tiny.tokens(seed, BATCH, LENGTH), CHANGED[type(model.config)]
@@ -222,8 +223,8 @@ def test_a_patch_at_positions_is_the_same_in_cached_decoding(name, seed, chunks,
 @pytest.mark.parametrize("name", mostly_slow(["decoder", "lstm"], "lstm"))
 @few
 @given(seed=tiny.seeds, step=st.integers(1, NEW - 1))
-def test_a_patch_at_steps_is_that_of_their_positions(name, seed, step):
-    """Step t patches the token before the t-th generated one, which predicts it."""
+def test_patch_at_a_generation_step_equals_patch_at_its_position(name, seed, step):
+    """A patch at step t applies to the token that predicts the t-th generated token."""
     model, variables, _ = setup(name, seed)
     prompt, point = tiny.tokens(seed, BATCH, 5), CHANGED[type(model.config)]
     always = np.ones((1, 1, 1, 1), bool)
@@ -244,7 +245,7 @@ def test_a_patch_at_steps_is_that_of_their_positions(name, seed, step):
 
 @cache
 def swept(model):
-    """Compiles (variables, tokens, donor, layer, position) → logits patched at that place."""
+    """Returns a compiled function that patches one layer and position with a donor's value."""
 
     def run(variables, tokens, donor, layer, position):
         layers = jnp.arange(model.config.num_layers)
@@ -260,8 +261,8 @@ def swept(model):
 @pytest.mark.slow
 @few
 @given(seed=tiny.seeds)
-def test_a_sweep_over_layers_and_positions_by_one_vmap_is_the_loop(seed):
-    """Activation patching: inserts a donor's value at each layer and each position."""
+def test_vmapped_activation_patching_equals_loop(seed):
+    """A vmap over all layers and positions gives the same patched logits as a loop."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, LENGTH)
     donor = tiny.embeddings(seed, 1, 1, 1, model.config.embed_dim)
@@ -272,17 +273,17 @@ def test_a_sweep_over_layers_and_positions_by_one_vmap_is_the_loop(seed):
         tiny.close(logits, one(variables, tokens, donor, *place))
 
 
-def test_padding_and_packed_documents_are_not_patched():
+def test_patch_positions_count_within_documents_and_exclude_padding():
     """Positions count within each document, so both documents are patched and padding is not."""
     model = tiny.build(positions="rotary")
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 8)
-    segments = np.array([[0, 1, 1, 1, 2, 2, 0, 0]])
+    segment_ids = np.array([[0, 1, 1, 1, 2, 2, 0, 0]])
     where, value = np.ones((1, 1, 1, 1), bool), np.full((1, 1, 1, 1), 7.0, np.float32)
     seen = jf.inspect(
         model,
         variables,
         tokens,
-        segments=segments,
+        segment_ids=segment_ids,
         capture=("block.input",),
         patch={"block.input": Patch(where, value, [0])},
     )
@@ -291,37 +292,37 @@ def test_padding_and_packed_documents_are_not_patched():
 
 
 WRONG = {
-    "no point is named 'block.imput' \\(nearest: 'block.input'\\)": {"capture": ("block.imput",)},
-    "no point is named 'recurrent.hidden'": {"patch": {"recurrent.hidden": None}},
+    "no hook point is named 'block.imput'; did you mean block.input": {"capture": ("block.imput",)},
+    "no hook point is named 'recurrent.hidden'": {"patch": {"recurrent.hidden": None}},
     "'block.output' is a int; it must be a Patch": {"patch": {"block.output": 3}},
     r"value is \(3,\); it must broadcast to \(1, 4, 8\)": {
         "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 3)))}
     },
-    r"its token axis is 3 long; it must be 1 or, as there are positions, 2": {
+    r"size 3 on its token axis .*; this size must be 1 or 2, the number of positions": {
         "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 1, 3, 8)), [0, 1])}
     },
-    "'block.output' has steps; only generate has them": {
+    "'block.output' has steps, which only generate accepts": {
         "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 1)), None, [0])}
     },
-    "positions are 1.5; they must be a row of whole numbers": {
+    "positions are 1.5; they must be a list of whole numbers": {
         "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 1)), 1.5)}
     },
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_invalid_hooks_are_named(message):
+def test_inspect_rejects_invalid_capture_and_patch(message):
     model = tiny.build()
     with pytest.raises(ValueError, match=message):
         jf.inspect(model, tiny.weights(model, 0), np.zeros((1, 4), int), **WRONG[message])
 
 
-def test_a_cache_rejects_a_source_and_encoder_points():
-    """The cache has read its source already."""
+def test_inspect_with_cache_rejects_source_and_encoder_hook_points():
+    """With a cache, a source and hook points of the encoder raise ValueError."""
     model, variables, source = setup("encoder-decoder", 0)
-    kept = jf.start(model, variables, BATCH, 8, source)
+    kept = jf.init_cache(model, variables, BATCH, 8, source)
     tokens = tiny.tokens(0, BATCH, 2)
-    with pytest.raises(ValueError, match="source was given with a cache"):
+    with pytest.raises(ValueError, match="source and cache were both given"):
         jf.inspect(model, variables, tokens, kept, source=source)
-    with pytest.raises(ValueError, match="points of the encoder cannot be captured"):
+    with pytest.raises(ValueError, match="capture and patch name hook points of the encoder"):
         jf.inspect(model, variables, tokens, kept, capture=("encoder.embedding",))

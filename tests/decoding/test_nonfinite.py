@@ -1,4 +1,4 @@
-"""Weights that give NaN raise an error and never give tokens."""
+"""Weights with NaN raise an error instead of producing tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +16,16 @@ GREEDY = jf.Sampler(temperature=0.0)
 
 @each_model("decoder")
 @given(seed=tiny.seeds, which=st.integers(0, 99), ready=st.booleans())
-def test_nan_weights_are_named_and_give_no_tokens(name, seed, which, ready):
-    """NaN in any one array of the parameters, with and without `prepare`."""
+def test_nan_weights_raise_error_that_names_the_weights(name, seed, which, ready):
+    """NaN in a single parameter array raises an error, with and without `pack_weights`."""
     model = tiny.build(**MODELS[name])
     leaves, treedef = jax.tree.flatten(tiny.weights(model, seed))
     which %= len(leaves)
     leaves[which] = jnp.full_like(leaves[which], jnp.nan)
     variables = treedef.unflatten(leaves)
     source, prompts = tiny.sources(model, seed, 2), tiny.tokens(seed, 2, 5)
-    used = jf.prepare(model, variables) if ready else variables
-    said = "the logits of row 0 are not finite; nor are the weights"
+    used = jf.pack_weights(model, variables) if ready else variables
+    said = "the logits of batch element 0 are not finite; these weights are not finite:"
     how = {"max_new_tokens": 3, "source": source}
     with pytest.raises(FloatingPointError, match=said):
         jf.generate(model, used, prompts, sampler=GREEDY, **how)
@@ -38,9 +38,9 @@ def test_nan_weights_are_named_and_give_no_tokens(name, seed, which, ready):
 
 
 @pytest.mark.slow
-def test_the_error_distinguishes_overflow_from_nan_weights():
-    """Finite weights give infinite logits."""
+def test_error_distinguishes_overflow_from_nan_weights():
+    """If finite weights overflow to infinite logits, the error says that all weights are finite."""
     model = tiny.build()
     variables = jax.tree.map(lambda x: 1e30 * x, tiny.weights(model, 0))
-    with pytest.raises(FloatingPointError, match="not finite; the weights are"):
+    with pytest.raises(FloatingPointError, match="not finite; all weights are finite"):
         jf.generate(model, variables, [[1, 2]], max_new_tokens=2, sampler=GREEDY)

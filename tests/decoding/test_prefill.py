@@ -1,4 +1,4 @@
-"""Reading prompts into an empty cache, where the tokens attend to each other and not to slots."""
+"""Prefill of an empty cache, where the new tokens attend to each other and not to slots."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.decoding.autoregressive import weights_of
+from jaxformer.decoding.autoregressive import model_weights
 from jaxformer.decoding.steps import prefill
 from jaxformer.functional.inputs import Inputs
 from tests.properties import tiny
@@ -26,7 +26,7 @@ CACHED = {
 
 @pytest.fixture(scope="module")
 def many_queries():
-    """Eleven tokens count as many, as more than 64 do."""
+    """Lowers the limit of long prefills, so that eleven tokens take the path of over 64 tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jaxformer.functional.tokens.FEW_QUERIES", 2)
         jax.clear_caches()
@@ -37,24 +37,24 @@ def many_queries():
 @pytest.mark.parametrize("ring", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", mostly_slow(CACHED, slow=("llama",)))
 @given(seed=tiny.seeds, padding=st.lists(st.integers(0, LENGTH - 1), min_size=2, max_size=2))
-def test_it_reads_what_advance_reads(name, ring, seed, padding, many_queries):
-    """Logits, keys, values and the rest of the cache, for prompts that are padded on the left."""
+def test_prefill_gives_the_logits_and_cache_of_extend(name, ring, seed, padding, many_queries):
+    """Prefill of left-padded prompts gives the logits and the cache of `extend`."""
     model = tiny.build(**CACHED[name])
     variables = tiny.weights(model, seed)
     if ring and model.reach is None:
         return
     tokens = tiny.tokens(seed, 2, LENGTH)
-    segments = (np.arange(LENGTH) >= np.array(padding)[:, None]).astype(np.int32)
-    empty = jf.start(model, variables, 2, CAPACITY, tiny.sources(model, seed, 2), ring=ring)
-    logits, expected = jf.advance(model, variables, tokens, empty, segments)
-    found = prefill(model, weights_of(variables), Inputs(tokens, segments), empty)
+    segment_ids = (np.arange(LENGTH) >= np.array(padding)[:, None]).astype(np.int32)
+    empty = jf.init_cache(model, variables, 2, CAPACITY, tiny.sources(model, seed, 2), ring=ring)
+    logits, expected = jf.extend(model, variables, tokens, empty, segment_ids)
+    found = prefill(model, model_weights(variables), Inputs(tokens, segment_ids), empty)
     tiny.close(found.logits, logits[:, -1])
     filled = found.cache
     documents = expected.tables[0].documents
     real = np.asarray(documents != 0)
     np.testing.assert_array_equal(filled.tables[0].documents, documents)
-    for got, wanted in zip(filled.slots, expected.slots, strict=True):
+    for got, wanted in zip(filled.key_values, expected.key_values, strict=True):
         for x, y in ((got.keys, wanted.keys), (got.values, wanted.values)):
             tiny.close(np.moveaxis(x, 1, 2)[real], np.moveaxis(y, 1, 2)[real])
-    rest = jf.advance(model, variables, tokens[:, :1], expected)[0]
-    tiny.close(jf.advance(model, variables, tokens[:, :1], found.cache)[0], rest)
+    rest = jf.extend(model, variables, tokens[:, :1], expected)[0]
+    tiny.close(jf.extend(model, variables, tokens[:, :1], found.cache)[0], rest)

@@ -1,4 +1,4 @@
-"""`generate` packs weights that are not prepared, and never uses stale ones."""
+"""`generate` packs unpacked weights at every call and never uses stale packed weights."""
 
 import gc
 
@@ -23,12 +23,12 @@ def log_probs(model, variables):
 
 
 @pytest.mark.slow
-def test_prepared_weights_are_not_packed_again(monkeypatch):
+def test_packed_weights_are_not_packed_again(monkeypatch):
     model, calls = tiny.build(), []
     variables = tiny.weights(model, 0)
-    ready, packed = jf.prepare(model, variables), autoregressive.prepare_weights
+    ready, packed = jf.pack_weights(model, variables), autoregressive.packed_weights
     expected = log_probs(model, variables)
-    monkeypatch.setattr(autoregressive, "prepare_weights", lambda *x: calls.append(x) or packed(*x))
+    monkeypatch.setattr(autoregressive, "packed_weights", lambda *x: calls.append(x) or packed(*x))
     np.testing.assert_array_equal(log_probs(model, ready), expected)
     jf.beam_search(model, ready, PROMPTS, max_new_tokens=2)
     assert not calls
@@ -38,8 +38,8 @@ def test_prepared_weights_are_not_packed_again(monkeypatch):
 
 @pytest.mark.slow
 @given(order=st.lists(st.sampled_from(["a", "b", "changed", "other model"]), max_size=8))
-def test_what_is_used_is_what_was_given(order):
-    """Weights and models in any order give what explicitly prepared variables give."""
+def test_generate_never_uses_stale_weights(order):
+    """Alternating weights and models give the results of explicitly packed weights."""
     model, other = tiny.build(), tiny.build(dtype="bfloat16")
     a = tiny.weights(model, 0)
     changed = {
@@ -53,21 +53,22 @@ def test_what_is_used_is_what_was_given(order):
     }
     for name in order:
         which, variables = cases[name]
-        ready = jf.prepare(which, variables)
+        ready = jf.pack_weights(which, variables)
         np.testing.assert_array_equal(log_probs(which, variables), log_probs(which, ready))
 
 
-def test_writable_arrays_are_packed_again():
+def test_generate_packs_writable_numpy_weights_at_every_call():
     model = tiny.build()
     variables = jax.tree.map(np.array, tiny.weights(model, 0))
     before = log_probs(model, variables)
     variables["params"]["embedding"]["tokens"] *= 2
     after = log_probs(model, variables)
     assert (before != after).any()
-    np.testing.assert_array_equal(after, log_probs(model, jf.prepare(model, variables)))
+    np.testing.assert_array_equal(after, log_probs(model, jf.pack_weights(model, variables)))
 
 
-def test_nothing_is_kept_after_a_call():
+@pytest.mark.slow
+def test_generate_frees_packed_weights_on_return():
     model = tiny.build()
     variables = jax.tree.map(jnp.array, tiny.weights(model, 0))
     log_probs(model, variables)
@@ -78,7 +79,7 @@ def test_nothing_is_kept_after_a_call():
     assert len(jax.live_arrays()) == before
 
 
-def test_deleted_parameters_are_refused():
+def test_generate_rejects_parameters_whose_buffers_were_deleted():
     model = tiny.build()
     variables = jax.tree.map(jnp.array, tiny.weights(model, 0))
     log_probs(model, variables)
@@ -87,10 +88,10 @@ def test_deleted_parameters_are_refused():
         log_probs(model, variables)
 
 
-def test_a_checkpoint_prepares_its_own_weights(tmp_path):
+def test_packed_weights_of_loaded_checkpoint_give_equal_log_probs(tmp_path):
     model = tiny.build()
     variables = tiny.weights(model, 0)
     jf.save(tmp_path / "saved", model, variables)
-    ready = jf.load(tmp_path / "saved").prepared()
-    assert ready.keys() == {"prepared"}
+    ready = jf.load(tmp_path / "saved").packed()
+    assert ready.keys() == {"packed"}
     np.testing.assert_array_equal(log_probs(model, ready), log_probs(model, variables))

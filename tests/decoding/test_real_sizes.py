@@ -13,8 +13,8 @@ PROJECT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_thousands_of_tokens_at_once_are_each_row_alone():
-    """Batches of 4,096 and 8,192 prompt tokens, and 4,096 hypotheses: see `real_sizes`."""
+def test_logits_of_large_batch_equal_those_of_single_sequences():
+    """Batches of up to 8,192 prompt tokens, and beams of 4,096 hypotheses; see `real_sizes`."""
     flags = os.environ.get("XLA_FLAGS", "").replace(SUITE_XLA_FLAGS, "")
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_ENABLE_COMPILATION_CACHE": "false"}
     command = [sys.executable, "-m", "tests.decoding.real_sizes"]

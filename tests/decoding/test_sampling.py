@@ -20,13 +20,13 @@ LARGEST = float(np.finfo(np.float32).max)
 HOTTEST = 2.0**126
 DENORMAL = float(np.finfo(np.float32).smallest_subnormal)
 
-# Repeated values make ties; also both zeros, the smallest floats, and neighbouring floats.
+# Repeated values (ties), both zeros, the smallest floats, and adjacent floats.
 special = st.sampled_from(
     [0.0, -0.0, DENORMAL, -DENORMAL, 1e-40, -1e-40, 1.0, 1.0 + 2.0**-23, -3.0]
 )
 finite = st.floats(-LARGEST, LARGEST, width=32) | st.floats(-20, 20, width=32) | special
 few = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 1.0, 1.5])
-rows = st.one_of(
+logit_lists = st.one_of(
     st.lists(values, min_size=SIZE, max_size=SIZE) for values in (finite, special, few)
 )
 # Most devices flush differences of 1e-38 to 0, so no temperature here is that small.
@@ -45,18 +45,18 @@ def truncation():
 
 
 @settings(max_examples=20 * settings().max_examples)
-@given(row=rows, sampler=samplers)
-@example(row=[0.0, 3.4e38, -1e37], sampler=jf.Sampler(temperature=8.5e37, min_p=0.015))
-def test_what_is_kept_is_what_the_definition_keeps(row, sampler):
-    """For any finite logits. Logits that are kept do not change."""
-    logits = np.float32(row)
+@given(values=logit_lists, sampler=samplers)
+@example(values=[0.0, 3.4e38, -1e37], sampler=jf.Sampler(temperature=8.5e37, min_p=0.015))
+def test_top_k_top_p_and_min_p_match_their_definitions(values, sampler):
+    """Truncation keeps the defined tokens, for any finite logits, with unchanged logits."""
+    logits = np.float32(values)
     temperature = max(sampler.temperature, float(np.finfo(np.float32).tiny))
 
     def nearly(factor):
         thresholds = (min(1.0, p * factor) for p in (sampler.top_p, sampler.min_p))
         return oracle.kept(logits, temperature, sampler.top_k, *thresholds)
 
-    # Exactly at a threshold, rounding to float32 may decide either way.
+    # Exactly at a threshold, the result depends on rounding to float32.
     expected = nearly(1.0)
     assume((nearly(1 - 1e-4) == nearly(1 + 1e-4)).all())
     found = np.asarray(truncation()(sampler.arrays(), logits[None]))[0]
@@ -74,8 +74,8 @@ shares = st.floats(0.01, 0.99)
     top_p=st.sampled_from([0.8, 1.0]),
     thresholds=st.tuples(st.just(1.0) | shares, st.just(0.0) | shares, st.just(0.0) | shares),
 )
-def test_the_entropy_truncations_keep_what_their_definitions_keep(seed, top_k, top_p, thresholds):
-    """typical_p, epsilon_cutoff and eta_cutoff, after top-k and top-p."""
+def test_typical_p_epsilon_and_eta_cutoffs_match_their_definitions(seed, top_k, top_p, thresholds):
+    """typical_p, epsilon_cutoff and eta_cutoff apply after top-k and top-p."""
     random = np.random.default_rng(seed)
     logits, temperature = np.float32(random.normal(size=SIZE) * 2), random.choice([0.5, 1.0, 2.0])
     sampler = jf.Sampler(temperature, top_k, top_p, 0.0, *thresholds)
@@ -92,7 +92,7 @@ def test_the_entropy_truncations_keep_what_their_definitions_keep(seed, top_k, t
 
 
 @pytest.mark.parametrize("zeros", [(0.0, -0.0), (-0.0, 0.0)])
-def test_the_two_zeros_are_one_number(zeros):
+def test_top_k_top_p_and_min_p_treat_negative_zero_as_equal_to_zero(zeros):
     """If −0.0 and 0.0 tie at the threshold, both are kept."""
     logits = np.float32([[-1.0, *zeros, -2.0]])
     for sampler in (jf.Sampler(top_k=1), jf.Sampler(top_p=0.3), jf.Sampler(min_p=1.0)):
@@ -101,11 +101,11 @@ def test_the_two_zeros_are_one_number(zeros):
 
 
 @pytest.mark.parametrize("temperature", [1e-38, 1.0, 1e30, HOTTEST])
-def test_top_k_looks_at_the_logits_whatever_the_temperature(temperature):
-    """Truncation keeps the k largest logits even if tempering would make some equal.
+def test_tokens_kept_by_top_k_do_not_depend_on_temperature(temperature):
+    """Truncation keeps the k largest logits even if division by the temperature makes some equal.
 
-    A huge temperature divides all of them to 0. Beside a large logit, differences of small ones are
-    rounded away.
+    A huge temperature divides all logits to 0. Subtracting a large logit rounds away differences
+    between small logits.
     """
     logits = np.float32([20.0, 2e-7, 3e-7, 1e-7, -5.0])
     sampler = jf.Sampler(temperature=temperature, top_k=2)
@@ -118,22 +118,22 @@ def test_top_k_looks_at_the_logits_whatever_the_temperature(temperature):
 
 
 @pytest.mark.slow
-def test_the_largest_temperature_draws_uniformly():
-    """4,000 draws of 4 tokens: each occurs in a quarter of them, within 5 σ."""
-    rows = np.tile(np.float32([9.0, 0.0, -9.0, 3.0]), (4000, 1))
+def test_sampling_at_the_largest_temperature_is_uniform():
+    """In 4,000 samples, each of 4 tokens has the frequency 1/4 within 5 σ."""
+    batch = np.tile(np.float32([9.0, 0.0, -9.0, 3.0]), (4000, 1))
     arrays = jf.Sampler(temperature=HOTTEST).arrays()
-    drawn = jax.jit(sample_tokens)(arrays, jax.random.key(1), 0, rows)
+    drawn = jax.jit(sample_tokens)(arrays, jax.random.key(1), 0, batch)
     counts = np.bincount(np.asarray(drawn), minlength=4)
     assert (abs(counts - 1000) < 5 * np.sqrt(4000 * 0.25 * 0.75)).all()
 
 
-def test_draws_have_the_frequencies_of_what_is_left():
-    """20,000 draws: the frequencies equal the renormalized probabilities within 5 σ."""
+def test_sampled_frequencies_match_truncated_distribution():
+    """In 20,000 samples, the frequencies equal the renormalized probabilities within 5 σ."""
     logits = np.float32([2.0, 1.0, 0.5, 0.0, -1.0, -6.0])
     sampler = jf.Sampler(temperature=0.7, top_k=4, top_p=0.95, min_p=0.02)
     number = 20_000
-    rows = np.tile(logits, (number, 1))
-    tokens = jax.jit(sample_tokens)(sampler.arrays(), jax.random.key(0), 0, rows)
+    batch = np.tile(logits, (number, 1))
+    tokens = jax.jit(sample_tokens)(sampler.arrays(), jax.random.key(0), 0, batch)
     left = oracle.kept(logits, *astuple(sampler))
     expected = np.where(left, np.exp(logits / 0.7), 0.0)
     expected /= expected.sum()
@@ -145,27 +145,27 @@ def test_draws_have_the_frequencies_of_what_is_left():
 @pytest.mark.parametrize(
     "value", [True, np.True_, "0.7", None, float("nan"), float("inf"), 1j, [0.5], -1]
 )
-def test_what_is_no_number_or_out_of_range_is_refused_by_name(name, value):
+def test_invalid_sampler_fields_are_rejected(name, value):
     with pytest.raises(ValueError, match=f"^{name} is .*; it must be "):
         jf.Sampler(**{name: value})
 
 
 @pytest.mark.parametrize("value", [1e39, pytest.param(10**400, id="1e400"), np.float64(8.6e37)])
-def test_a_temperature_that_float32_cannot_hold_is_refused(value):
+def test_sampler_rejects_temperature_outside_float32_range(value):
     with pytest.raises(ValueError, match=r"^temperature is .*; it must be .*8\.5070592e\+37"):
         jf.Sampler(temperature=value)
 
 
 @pytest.mark.parametrize("top_k", [SIZE, SIZE + 1, 2**31 - 1, 2**31, 3_000_000_000, 2**100])
-def test_a_top_k_beyond_the_vocabulary_keeps_everything(top_k):
+def test_top_k_above_vocab_size_keeps_all_tokens(top_k):
     logits = np.arange(SIZE, dtype=np.float32)[None]
     found = truncation()(jf.Sampler(top_k=top_k).arrays(), logits)
     np.testing.assert_array_equal(found, logits)
 
 
 @pytest.mark.parametrize("kind", [float, Decimal, np.float32, np.float64, np.array, jnp.float32])
-def test_numbers_of_every_type_are_accepted(kind):
-    """The sampler stays hashable, because compiled programs are looked up by it."""
+def test_sampler_accepts_numbers_of_every_scalar_type(kind):
+    """Samplers with numbers of any type are hashable, as keys of compiled programs."""
     sampler = jf.Sampler(kind(0.5), np.int64(3), kind(0.5), kind(0.5))
     assert sampler == jf.Sampler(0.5, 3, 0.5, 0.5) and hash(sampler) == hash(
         jf.Sampler(0.5, 3, 0.5, 0.5)

@@ -1,4 +1,4 @@
-"""`translate_ids` keeps the order of the texts and translates each as if it were alone."""
+"""`translate_ids` keeps the order of the texts and translates each text independently."""
 
 from dataclasses import replace
 
@@ -35,8 +35,8 @@ def variables():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beam_width", mostly_slow([1, 2], 2))
-def test_translations_come_in_the_order_of_the_texts(variables, beam_width, quick_compilation):
-    """Texts are sorted by length into batches, the last one padded. Empty texts stay empty."""
+def test_translations_are_in_input_order(variables, beam_width, quick_compilation):
+    """Batches of sorted texts give translations in input order; empty texts stay empty."""
     asked = [" ".join(TEXTS[:3]), TEXTS[5], "", " ".join(TEXTS[9:11]), TEXTS[20], TEXTS[7]]
 
     def found(texts):
@@ -48,24 +48,26 @@ def test_translations_come_in_the_order_of_the_texts(variables, beam_width, quic
     assert together == [found([text])[0] for text in asked]
 
 
-def test_untranslatable_texts_and_models_are_rejected(variables):
-    with pytest.raises(ValueError, match=r"text 2 has .* max_source_length is 32"):
+def test_translate_rejects_long_texts_and_unsuitable_models(variables):
+    with pytest.raises(ValueError, match=r"text 2 has .* max_source_length \(32\)"):
         translate(MODEL, variables, ["one", "one " * 40])
     decoder = jf.build(
         jf.DecoderConfig(vocab_size=300, max_length=8, num_layers=1, embed_dim=8, num_heads=2)
     )
-    with pytest.raises(ValueError, match="model is a Decoder; to translate it must read a source"):
+    with pytest.raises(ValueError, match="class Decoder, but translation needs"):
         translate(decoder, {}, ["one"])
-    shortest = jf.build(replace(CONFIG, max_length=1))  # the token that opens a target fills it
+    shortest = jf.build(
+        replace(CONFIG, max_length=1)
+    )  # the first target token already has this length
     with pytest.raises(ValueError, match="max_new_tokens is 0; it must be a whole number"):
         translate(shortest, init(shortest, jax.random.key(0)), ["one"])
 
 
 @pytest.mark.parametrize("num_beams", [None, 1, 3])
-def test_every_translation_has_the_same_default_beam_width(
+def test_default_beam_width_is_that_of_the_checkpoint_or_4(
     num_beams, variables, monkeypatch, tmp_path, quick_compilation
 ):
-    """That of the checkpoint or 4: in Python, for BLEU, on the command line and in training."""
+    """The checkpoint's beam width, or 4, is the default in Python, commands and training."""
     widths = []
 
     def decode(model, variables, tokenizer, sources, most, beam_width, batch_size):
@@ -83,4 +85,4 @@ def test_every_translation_has_the_same_default_beam_width(
     score_pairs(model, variables, TOKENIZER, [pair], TEXTS[:1])
     assert main(["translate", "saved", "lines.txt"]) == 0
     assert main(["evaluate", "saved", "--source", "pairs.tsv"]) == 0
-    assert widths == [num_beams or 4] * 4 == [beam.beam_width_of_call(model, None)] * 4
+    assert widths == [num_beams or 4] * 4 == [beam.resolve_beam_width(model, None)] * 4

@@ -1,4 +1,4 @@
-"""What the doctor says about attention is what the traced program does."""
+"""The doctor's report on attention agrees with the traced program."""
 
 import jax
 import pytest
@@ -9,14 +9,15 @@ from jaxformer.doctor.attention import (
     GPU_GENERATION,
     PACKED,
     PROMPTS,
+    attention_rows,
     explain_attention,
-    lines_of_attention,
 )
-from jaxformer.doctor.machines import as_if_on, parse_target
+from jaxformer.doctor.targets import as_if_on, parse_target
 from jaxformer.functional.attention import tokamax
-from jaxformer.functional.attention.platforms import kernels_of
+from jaxformer.functional.attention.platforms import platform_kernels
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.placement import OneDevice
+from jaxformer.models.check import source_shape
 from jaxformer.models.config import Execution
 from jaxformer.models.parameters import shape_tree
 from tests.slow import mostly_slow
@@ -25,12 +26,15 @@ SIZES = {"vocab_size": 29, "max_length": 128, "embed_dim": 32, "num_heads": 2, "
 CONFIGS = {
     "gpt2": jf.DecoderConfig(num_layers=3, **SIZES),
     "windows": jf.DecoderConfig(num_layers=4, window=(5, None, None, 5), **SIZES),
-    "cap": jf.DecoderConfig(num_layers=2, attention_cap=5.0, **SIZES),
+    "cap": jf.DecoderConfig(num_layers=2, attention_softcap=5.0, **SIZES),
     "bias": jf.DecoderConfig(num_layers=2, positions="alibi", **SIZES),
     "float32": jf.DecoderConfig(num_layers=2, **{**SIZES, "dtype": "float32"}),
     "head_dim 20": jf.DecoderConfig(num_layers=2, head_dim=20, **SIZES),
     "encoder": jf.EncoderConfig(num_layers=2, **SIZES),
     "pairs": jf.EncoderDecoderConfig(num_layers=3, num_encoder_layers=2, **SIZES),
+    "frames": jf.EncoderDecoderConfig(
+        num_layers=2, num_encoder_layers=2, source_features=7, **SIZES
+    ),
     "T5": jf.EncoderDecoderConfig(num_layers=2, positions="relative", **SIZES),
 }
 # The primitive that calls a kernel.
@@ -53,15 +57,16 @@ def primitives(jaxpr):
                 yield from primitives(getattr(p, "jaxpr", p))
 
 
-def traced_calls(config, target, segments):
-    """Counts the calls of the kernel in a traced pass."""
+def traced_calls(config, target, segment_ids):
+    """Counts the calls of the kernel in a traced forward pass."""
     model = jf.build(config)
     tokens = jax.numpy.ones((2, 128), int)
-    source = tokens if config.reads_source else None
-    inputs = Inputs(tokens, segments, None, source, None if source is None else segments)
+    shape = source_shape(config, *tokens.shape)
+    source = None if shape is None else jax.numpy.ones(shape.shape, shape.dtype)
+    inputs = Inputs(tokens, segment_ids, None, source, None if source is None else segment_ids)
     run = Run(
         Execution(layers="unrolled"),
-        placement=OneDevice(kernels_of(target.platform, GPU_GENERATION)),
+        placement=OneDevice(platform_kernels(target.platform, GPU_GENERATION)),
     )
 
     def forward(params):
@@ -74,14 +79,14 @@ def traced_calls(config, target, segments):
 
 @pytest.mark.parametrize("text", PRIMITIVES)
 @pytest.mark.parametrize("name", mostly_slow(CONFIGS, "windows", slow=("pairs",)))
-def test_layers_with_a_kernel_are_those_that_call_it(name, text):
+def test_number_of_layers_reported_as_fused_equals_fused_kernel_calls(name, text):
     target, config = parse_target(text), CONFIGS[name]
     found = explain_attention(config, Execution(), target, 128)
-    for rows, segments in ((DENSE, None), (PACKED, jax.numpy.ones((2, 128), int))):
-        layers = [x for x in found if x.rows == rows]
+    for batch, segment_ids in ((DENSE, None), (PACKED, jax.numpy.ones((2, 128), int))):
+        layers = [x for x in found if x.batch == batch]
         assert all((x.reason is None) == (x.implementation != "blockwise") for x in layers)
         fused = sum(len(x.numbers) for x in layers if x.reason is None)
-        assert fused == traced_calls(config, target, segments), layers
+        assert fused == traced_calls(config, target, segment_ids), layers
         parts = {part: [] for part in (x.part for x in layers)}
         for x in layers:
             parts[x.part] += x.numbers
@@ -91,12 +96,12 @@ def test_layers_with_a_kernel_are_those_that_call_it(name, text):
             assert sorted(numbers) == list(range(1, number + 1))
 
 
-def test_a_reason_names_what_is_missing():
-    def reasons(name, target, rows=DENSE):
+def test_attention_report_lists_features_that_fused_kernels_lack():
+    def reasons(name, target, batch=DENSE):
         found = explain_attention(CONFIGS[name], Execution(), parse_target(target), 128)
-        return {x.numbers: x.reason for x in found if x.rows == rows}
+        return {x.numbers: x.reason for x in found if x.batch == batch}
 
-    cap = "cuDNN: it does not support a cap of the scores; tokamax: it is absent"
+    cap = "cuDNN: the kernel does not support a soft cap of the scores; tokamax: it is absent"
     assert reasons("cap", "gpu:h100:1") == {(1, 2): cap}
     assert "bias" in reasons("bias", "tpu:v5e:1x1")[1, 2]
     assert "float32" in reasons("float32", "gpu:h100:1")[1, 2]
@@ -116,7 +121,9 @@ def test_a_reason_names_what_is_missing():
         ("fused", "tpu:v5e:1x1", "splash"),
     ],
 )
-def test_the_settings_come_first(attention, target, implementation):
+def test_attention_setting_overrides_automatic_implementation_choice(
+    attention, target, implementation
+):
     found = explain_attention(
         CONFIGS["gpt2"], Execution(attention=attention), parse_target(target), 128
     )
@@ -124,12 +131,12 @@ def test_the_settings_come_first(attention, target, implementation):
     assert (found[0].reason is None) == (implementation == "splash")
 
 
-def test_tokamax_computes_what_cudnn_does_not(monkeypatch):
+def test_tokamax_is_used_where_cudnn_is_unsupported(monkeypatch):
     monkeypatch.setattr(tokamax, "missing", lambda: None)
 
-    def chosen(name, rows):
+    def chosen(name, batch):
         found = explain_attention(CONFIGS[name], Execution(), parse_target("gpu:h100:1"), 128)
-        return {x.numbers: x.implementation for x in found if x.rows == rows}
+        return {x.numbers: x.implementation for x in found if x.batch == batch}
 
     assert chosen("windows", DENSE) == {(1, 2, 3, 4): "cuDNN"}
     assert chosen("windows", PACKED) == {(1, 4): "tokamax", (2, 3): "cuDNN"}
@@ -137,15 +144,15 @@ def test_tokamax_computes_what_cudnn_does_not(monkeypatch):
     assert chosen("bias", DENSE) == {(1, 2): "blockwise"}
 
 
-def test_layers_are_printed_as_ranges():
+def test_attention_report_prints_layer_numbers_as_ranges():
     found = explain_attention(CONFIGS["windows"], Execution(), parse_target("gpu:h100:1"), 128)
-    lines = lines_of_attention(found)
+    lines = attention_rows(found)
     assert (DENSE, "", "") in lines and ("  layers 1–4", "cuDNN", "") in lines
     limited = [line[0] for line in lines if line and "sliding window" in line[2]]
-    assert limited == ["  layers 1, 4"] * 2  # of packed documents and of prompts
+    assert limited == ["  layers 1, 4"] * 2  # for packed documents and for prompts
 
 
-def test_a_model_without_attention_is_refused():
+def test_attention_report_rejects_model_without_attention():
     config = jf.RecurrentConfig(vocab_size=29, embed_dim=8)
-    with pytest.raises(ValueError, match="a Recurrent has no attention to explain"):
+    with pytest.raises(ValueError, match="a Recurrent has no attention layers to report"):
         explain_attention(config, Execution(), parse_target("cpu:1"), 8)

@@ -1,7 +1,7 @@
 """The doctor finds programs that compute all experts for all tokens."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +11,17 @@ import jaxformer as jf
 from jaxformer.cli import main
 from jaxformer.doctor import examine
 from jaxformer.doctor.experts import ExpertSizes, dense_over_experts, expert_sizes
-from jaxformer.doctor.machines import parse_target
-from jaxformer.doctor.report import lines_of_step
+from jaxformer.doctor.report import step_rows
+from jaxformer.doctor.targets import parse_target
+from jaxformer.functional import FeedForward, Output, Residual, SubLayer, init_linear
 from jaxformer.functional.layers import experts
 from jaxformer.models.config import Execution
-from jaxformer.models.mesh import make_abstract_mesh
+from jaxformer.models.sharding.parameters import make_abstract_mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-ROWS, LENGTH, DIM, HIDDEN, EXPERTS, CHOSEN = 8, 64, 32, 24, 8, 2
-# There are as many experts as layers, heads and rows.
+BATCH_SIZE, LENGTH, DIM, HIDDEN, EXPERTS, CHOSEN = 8, 64, 32, 24, 8, 2
+# The numbers of experts, layers, heads and sequences are equal.
 CONFIG = jf.DecoderConfig(
     vocab_size=64,
     max_length=LENGTH,
@@ -48,7 +49,7 @@ def all_experts(weights, x, routes, expert, placement=None):
 
 
 def ragged(weights, x, routes, expert, placement=None):
-    """Computes sorted rows by `jax.lax.ragged_dot`."""
+    """Computes tokens, sorted by expert, with `jax.lax.ragged_dot`."""
     kernels, flat = kernels_of(weights, x.dtype), x.reshape(-1, x.shape[-1])
     index = routes.experts.reshape(-1)
     order = jnp.argsort(index)
@@ -60,42 +61,83 @@ def ragged(weights, x, routes, expert, placement=None):
     return jnp.zeros_like(flat).at[tokens].add(y.astype(x.dtype)).reshape(x.shape)
 
 
-def examined(config=CONFIG, target="cpu:1", mesh=None, layers="scan", rows=ROWS):
+def examined(
+    config=CONFIG, target="cpu:1", mesh=None, layers="scan", batch_size=BATCH_SIZE, own=None
+):
     machine = parse_target(target)
     sizes = mesh or {"data": machine.count}
-    case = config, Execution(layers=layers), machine, sizes, rows, LENGTH
-    return examine.examine_step(examine.ProgramCase(*case))
+    model = jf.build(config, Execution(layers=layers), layers=own)
+    return examine.examine_step(examine.ProgramCase(model, machine, sizes, batch_size, LENGTH))
 
 
-@pytest.mark.parametrize("layers", ["scan", pytest.param("unrolled", marks=pytest.mark.slow)])
-def test_the_mixture_computes_the_chosen_experts_only(layers):
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["scan", "unrolled"])
+def test_mixture_of_experts_computes_only_the_chosen_experts(layers):
     config = CONFIG if layers == "scan" else replace(CONFIG, num_layers=2)
     found = examined(config, layers=layers)
     assert found["experts"] == {"only_chosen": True, "dense": []}
-    line = ("experts", "each token is computed by its chosen experts only", "")
-    assert line in lines_of_step(found)
+    line = ("experts", "OK: each token is computed by its chosen experts only", "")
+    assert line in step_rows(found)
 
 
 @pytest.mark.parametrize("dense", [all_experts, pytest.param(ragged, marks=pytest.mark.slow)])
-def test_a_dense_mixture_fails(dense, monkeypatch):
-    """On CPUs `jax.lax.ragged_dot` multiplies all experts with all rows."""
+def test_doctor_reports_program_that_computes_all_experts(dense, monkeypatch):
+    """On CPUs, `jax.lax.ragged_dot` multiplies every expert's kernel by all tokens."""
     monkeypatch.setattr(experts, "mixture_of_experts", dense)
     found = examined(replace(CONFIG, num_layers=1))
     assert not found["experts"]["only_chosen"]
     for array in found["experts"]["dense"]:
         size = math.prod(map(int, array.partition("[")[2].rstrip("]").split(",")))
-        assert size >= EXPERTS * ROWS * LENGTH * HIDDEN
-    (said,) = [line[1] for line in lines_of_step(found) if line and line[0] == "experts"]
+        assert size >= EXPERTS * BATCH_SIZE * LENGTH * HIDDEN
+    (said,) = [line[1] for line in step_rows(found) if line and line[0] == "experts"]
     assert said.startswith("FAILED: the program computes all experts for every token")
     monkeypatch.setattr(examine, "examine_step", lambda *_: found)
     monkeypatch.setattr("jaxformer.cli.doctor.start_for", lambda _: None)
     assert main(["doctor", "--preset", "tiny", "--target", "cpu:1"]) == 1
 
 
-def test_a_model_without_experts_has_no_check():
+@dataclass(frozen=True)
+class Switch(SubLayer):
+    """A user's sub-layer that sends each token to one expert."""
+
+    name = "switch"
+    is_dense: bool
+
+    def init(self, key, dim, initial):
+        keys, expert = jax.random.split(key, EXPERTS + 1), FeedForward(HIDDEN, "swiglu")
+        experts = jax.vmap(lambda key: expert.init(key, dim, initial))(keys[1:])
+        return {"router": init_linear(keys[0], dim, EXPERTS), "experts": experts}
+
+    def weight_axes(self):
+        axes = FeedForward(HIDDEN).weight_axes().items()
+        return {f"experts/{path}": ("experts", *named) for path, named in axes}
+
+    def chosen_experts(self):
+        return 1
+
+    def __call__(self, weights, x, at):
+        mix = all_experts if self.is_dense else experts.mixture_of_experts
+        routes = experts.route(weights["router"], x, 1)
+        return Output(mix(weights["experts"], x, routes, FeedForward(HIDDEN, "swiglu")))
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_doctor_detects_custom_sublayer_that_computes_all_experts(is_dense):
+    config = replace(CONFIG, num_layers=1, num_experts=0, expert_dim=None)
+    attention = jf.Decoder(config).architecture.stack.layers[0][0]
+    own = ((attention, Residual(Switch(is_dense))),)
+    found = examined(config, own=own)["experts"]
+    assert found["only_chosen"] != is_dense
+    mesh = make_abstract_mesh({"expert": 4, "fsdp": 2, "tensor": 2})
+    (sizes,) = expert_sizes(jf.Decoder(config, layers=own), mesh, BATCH_SIZE, LENGTH)
+    assert (sizes.chosen, sizes.experts) == (1, {8, 2}) and sizes.features == {32, 24, 12}
+    assert sizes.kernels == {(24, 32), (16, 24), (12, 32), (12, 16)}
+
+
+def test_doctor_omits_expert_check_for_model_without_experts():
     found = examined(replace(CONFIG, num_experts=0, expert_dim=None, num_layers=1))
     assert found["experts"] is None
-    assert not any(line and line[0] == "experts" for line in lines_of_step(found))
+    assert not any(line and line[0] == "experts" for line in step_rows(found))
 
 
 PROGRAM = """HloModule step, num_partitions=8
@@ -134,19 +176,19 @@ SIZES = ExpertSizes(
         ("f32[512,2,8]", "dot", False),  # the choices
     ],
 )
-def test_arrays_are_recognised_by_their_sizes(shape, operation, is_dense):
+def test_arrays_over_all_experts_are_found_in_hlo_by_their_sizes(shape, operation, is_dense):
     found = dense_over_experts(PROGRAM.format(shape=shape, operation=operation), SIZES)
     assert found == [shape] * is_dense
 
 
-def test_the_sizes_are_those_of_each_device():
-    """Of 8 experts, each device has two, which is no more than each token chooses."""
+def test_expert_array_sizes_are_counted_per_device():
+    """Each device has two of 8 experts, no more than each token chooses."""
     mesh = make_abstract_mesh({"data": 2, "expert": 4, "tensor": 2})
-    (found,) = expert_sizes(CONFIG, mesh, ROWS, LENGTH)
+    (found,) = expert_sizes(jf.build(CONFIG), mesh, BATCH_SIZE, LENGTH)
     assert found.experts == {8} and found.tokens == {512, 256, 64}
     assert found.features == {32, 24, 12} and found.heads == {8, 4}
     mesh = make_abstract_mesh({"expert": 2, "fsdp": 2})
-    (found,) = expert_sizes(CONFIG, mesh, ROWS, LENGTH)
+    (found,) = expert_sizes(jf.build(CONFIG), mesh, BATCH_SIZE, LENGTH)
     assert found.experts == {8, 4} and found.kernels == {(24, 32), (16, 24)}
 
 
@@ -154,8 +196,10 @@ def test_the_sizes_are_those_of_each_device():
 @pytest.mark.parametrize(
     "target, module", [("gpu:h100:8", "jax_plugins"), ("tpu:v5e:2x4", "libtpu")]
 )
-def test_a_dense_mixture_fails_on_an_absent_machine(target, module, monkeypatch):
-    """The compilers of accelerators show it too. The own mixture passes."""
+def test_doctor_detects_that_an_accelerator_program_computes_all_experts(
+    target, module, monkeypatch
+):
+    """Compilers for accelerators also compute all experts. jaxformer's mixture passes the check."""
     pytest.importorskip(module, reason="the compiler's plugin is not installed")
     config, mesh = replace(CONFIG, embed_dim=256, expert_dim=384, num_layers=1), {"fsdp": 8}
     assert examined(config, target, mesh)["experts"]["only_chosen"]

@@ -1,4 +1,4 @@
-"""Communication read from compiled programs, compared with programs of known communication."""
+"""Communication parsed from compiled programs, compared with known communication."""
 
 import json
 import subprocess
@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from jaxformer.doctor.exchange import least_exchange
 from jaxformer.doctor.program import by_kind, collectives, copies
 from jaxformer.models.config import DecoderConfig, preset
-from jaxformer.models.mesh import make_abstract_mesh
+from jaxformer.models.kinds import build
+from jaxformer.models.sharding.parameters import make_abstract_mesh
 
 PROJECT = Path(__file__).parents[2]
 
-# {body} runs in a loop; {known} is the trip count of the compiler, if any.
+# {body} runs in a loop. {known} is the compiler's trip count, if there is one.
 LOOP = """HloModule jit_step, entry_computation_layout={{()->f32[]}}, num_partitions=8
 
 %sum (a: f32[], b: f32[]) -> f32[] {{
@@ -65,8 +66,8 @@ def looped(*body: str, bound=3, step=1, known="") -> str:
     step=st.integers(1, 3),
     said=st.booleans(),
 )
-def test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run(rows, groups, bound, step, said):
-    """In a ring of n, a device sends n − 1 of n parts, and twice that for an all-reduce."""
+def test_collectives_in_a_loop_are_counted_in_each_iteration(rows, groups, bound, step, said):
+    """In a ring of n, a device sends n − 1 of n parts, and twice as much for an all-reduce."""
     n, size, times = 8 // groups, 8 * rows * 4 * 4, -(-bound // step)
     group = f"replica_groups=[{groups},{n}]<=[8]"
     known = f', backend_config={{"known_trip_count":{{"n":"{times}"}}}}' if said else ""
@@ -86,7 +87,7 @@ def test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run(rows, groups, boun
     sent = {kind: total.sent for kind, total in found.items()}
     wanted = {"all-gather": once, "all-reduce": 2 * once, "reduce-scatter": once}
     wanted |= {"all-to-all": once}
-    if n == 1:  # no other device
+    if n == 1:  # there is no other device
         wanted = {}
     assert sent == pytest.approx(wanted | {"collective-permute": times * size})
     assert {total.count for total in found.values()} == {times}
@@ -103,14 +104,14 @@ def test_each_kind_in_a_loop_is_counted_as_often_as_it_is_run(rows, groups, boun
         ("replica_groups={}", 8),
     ],
 )
-def test_every_notation_of_groups_is_parsed(group, devices):
+def test_every_hlo_notation_of_replica_groups_is_parsed(group, devices):
     text = looped(f"%r = f32[8,4]{{1,0}} all-reduce(%x), channel_id=1, {group}, to_apply=%sum")
     (found,) = collectives(text)
     assert (found.devices, found.size, found.times) == (devices, 128, 3)
 
 
-def test_what_is_started_is_counted_once_with_what_it_gives():
-    """Asynchronous exchanges of several arrays, and exchanges in pieces of one channel on TPUs."""
+def test_asynchronous_collectives_are_counted_once():
+    """Covers asynchronous exchanges of several arrays, and TPU exchanges split into pieces."""
     text = looped(
         "%s = ((bf16[2,4], f32[1,4]), (bf16[8,4], f32[4,4])) all-gather-start(%x, %x), "
         "channel_id=7, replica_groups=[2,4]<=[8]",
@@ -125,7 +126,7 @@ def test_what_is_started_is_counted_once_with_what_it_gives():
     assert permute == ("collective-permute", 8, 2, 3)
 
 
-def test_exchanges_of_several_kinds_on_one_channel_are_counted_each():
+def test_different_collectives_on_one_channel_are_counted_separately():
     """JAX gives all collectives of `shard_map` the same channel."""
     group = "channel_id=1, replica_groups=[2,4]<=[8]"
     text = looped(
@@ -137,10 +138,11 @@ def test_exchanges_of_several_kinds_on_one_channel_are_counted_each():
     assert found == {"all-gather": 6, "reduce-scatter": 3}
 
 
-def test_copies_of_a_shape_are_counted():
+def test_hlo_copies_of_a_shape_are_counted_in_each_loop_iteration():
     """Copies in a loop of three iterations count, in any order of the axes.
 
-    Another shape with the same bytes and a move into a faster memory do not count.
+    An array of another shape with the same bytes does not count, and neither does a move to faster
+    memory.
     """
     text = looped("%k = f32[4,1,8]{2,1,0} copy(%x)", "%l = f32[2,16]{1,0} copy(%x)")
     assert copies(text, (8, 4)) == 3 and copies(text, (2, 16)) == 3 and copies(text, (32,)) == 0
@@ -149,37 +151,37 @@ def test_copies_of_a_shape_are_counted():
     assert copies(looped(moved.replace(":S(1)", "")), (8, 4)) == 3
 
 
-def test_a_loop_with_an_unknown_trip_count_is_refused():
+def test_collectives_in_loop_of_unknown_trip_count_raise_error():
     line = "%r = f32[8,4]{1,0} all-reduce(%x), channel_id=1, replica_groups={}, to_apply=%sum"
     text = looped(line).replace("direction=LT", "direction=NE")
     with pytest.raises(ValueError, match="does not show how often it runs r"):
         collectives(text)
-    with pytest.raises(ValueError, match="groups of devices cannot be read"):
+    with pytest.raises(ValueError, match="cannot parse the device groups"):
         collectives(looped(line.replace("{}", "<=8")))
     with pytest.raises(ValueError, match="the text is not a compiled program"):
         collectives("nothing")
 
 
-def mesh_of(**sizes):
+def make_run_mesh(**sizes):
     return make_abstract_mesh(sizes)
 
 
 MATRICES, WIDTH, WORDS, LAYERS = 12 * 1600 * 1600, 1600, 50_257, 48  # of a layer of GPT-2 1.5B
 
 
-def test_the_lower_bound_of_fsdp():
-    """Each layer matrix is gathered twice and scattered once, the table once each."""
+def test_lower_bound_on_fsdp_communication_equals_known_bytes():
+    """Each layer matrix is gathered twice and scattered once; the embedding table once each."""
     config = replace(preset("gpt2-1.5b"), dtype="bfloat16")
-    least = least_exchange(config, mesh_of(fsdp=8), 64, 1024)
-    ends = 2 * (WORDS + 1024) * WIDTH + 2 * 8 * 1024 * WIDTH  # tables; looked-up vectors
+    least = least_exchange(build(config), make_run_mesh(fsdp=8), 64, 1024)
+    ends = 2 * (WORDS + 1024) * WIDTH + 2 * 8 * 1024 * WIDTH  # tables, and looked-up vectors
     matrices = 2 * (3 * LAYERS * MATRICES + ends) * 7 / 8
     assert least["fsdp"] == pytest.approx(matrices, rel=1e-3)  # without biases and scales
     assert least["data"] == least["expert"] == least["tensor"] == 0
 
 
-def test_the_lower_bound_of_data_and_tensor():
+def test_lower_bound_on_tensor_parallel_communication_equals_known_bytes():
     config = replace(preset("llama-1.1b"), dtype="bfloat16")
-    least = least_exchange(config, mesh_of(data=2, tensor=4), 8, 2048)
+    least = least_exchange(build(config), make_run_mesh(data=2, tensor=4), 8, 2048)
     activations = 2 * 4 * 2048 * 2048
     assert least["tensor"] == (4 * 22 + 2) * 2 * activations * 3 / 4
     parameters = 1_100_048_384
@@ -187,17 +189,17 @@ def test_the_lower_bound_of_data_and_tensor():
     assert least["fsdp"] == 0
 
 
-def test_the_lower_bound_of_experts():
-    """Experts' gradients are not summed over their axis; each layer exchanges its activations."""
+def test_lower_bound_on_expert_parallel_communication_equals_known_bytes():
+    """Experts' gradients are not summed over the expert axis; layers exchange activations."""
     dim, hidden, layers, length = 32, 48, 3, 16
     sizes = {"vocab_size": 64, "max_length": length, "num_layers": layers, "embed_dim": dim}
     config = DecoderConfig(
         **sizes, num_heads=4, use_bias=False, activation="swiglu", num_experts=8, expert_dim=hidden
     )
-    least = least_exchange(config, mesh_of(data=2, expert=4), 16, length)
+    least = least_exchange(build(config), make_run_mesh(data=2, expert=4), 16, length)
     dense = (4 * dim**2 + 8 * dim + 2 * dim) * layers + (64 + length + 2) * dim
     experts = 8 * 3 * dim * hidden * layers
-    group = 4 * (16 // 8) * length * dim  # the activations of four devices
+    group = 4 * (16 // 8) * length * dim  # activations of four devices
     of_data = 2 * 4 * (dense + experts / 4) * 1 / 2
     of_both = 2 * 4 * dense * 7 / 8 - 2 * 4 * dense * 1 / 2
     assert least["data"] == pytest.approx(of_data, rel=0.02)
@@ -205,13 +207,14 @@ def test_the_lower_bound_of_experts():
     assert least["fsdp"] == least["tensor"] == 0
 
 
-def test_sharding_rows_instead_of_heads_halves_the_bytes():
-    """`tensor` does not divide 25 heads and 50,257 tokens: outputs are gathered, not summed."""
+def test_sharding_batch_instead_of_heads_halves_communicated_bytes():
+    """25 heads and 50,257 tokens are not divisible by `tensor`: outputs are gathered, not
+    summed."""
     config = replace(preset("gpt2-1.5b"), dtype="bfloat16")
     activations = 2 * 8 * 1024 * WIDTH
-    by_heads, by_rows = 2 * 2 * activations * 3 / 4, 2 * activations * 3 / 4
-    least = least_exchange(config, mesh_of(tensor=4), 8, 1024)
-    assert least["tensor"] == LAYERS * (by_heads + by_rows) + by_rows
+    by_heads, by_batch = 2 * 2 * activations * 3 / 4, 2 * activations * 3 / 4
+    least = least_exchange(build(config), make_run_mesh(tensor=4), 8, 1024)
+    assert least["tensor"] == LAYERS * (by_heads + by_batch) + by_batch
     both = 4 * WIDTH * WIDTH * 3 * LAYERS + 2 * WORDS * WIDTH
     assert least["fsdp"] == pytest.approx(2 * both * 3 / 4, rel=1e-3)
 
@@ -234,7 +237,7 @@ print({kind: tuple(total) for kind, total in by_kind(collectives(text)).items()}
 
 
 @pytest.mark.slow
-def test_a_program_compiled_by_xla_is_parsed():
+def test_collectives_of_program_compiled_by_xla_are_parsed():
     """Five products with sums over eight devices need five all-reduces of [16, 64] floats."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = run([sys.executable, "-c", PROGRAM], flags)
@@ -262,8 +265,8 @@ def doctor(*words):
 
 
 @pytest.mark.slow
-def test_eight_simulated_devices_are_examined():
-    """On a CPU a scatter is a sum and a slice: up to twice the lower bound."""
+def test_doctor_reports_memory_and_collectives_on_eight_devices():
+    """On a CPU, a scatter is a sum and a slice, with up to twice the bytes of the lower bound."""
     found = doctor("--preset", "tiny", "--target", "cpu:8", "--mesh", "fsdp=8")
     assert found["devices"] == 8 and found["mesh"] == {
         "data": 1,
@@ -277,8 +280,8 @@ def test_eight_simulated_devices_are_examined():
 
 
 @pytest.mark.slow
-def test_experts_on_simulated_devices_are_examined():
-    model = ("--preset", "olmoe-7b", "--target", "cpu:8", "--layers", "scan")
+def test_olmoe_computes_only_chosen_experts_with_near_minimal_communication():
+    model = ("--preset", "olmoe-7b", "--target", "cpu:8", "--scan-layers", "scan")
     found = doctor(*model, "--mesh", "fsdp=2,expert=4", "--length", "512", "--batch-size", "16")
     assert found["experts"] == {"only_chosen": True, "dense": []}
     assert 1 <= found["exchanged"] / sum(found["least"].values()) < 1.2
@@ -288,14 +291,14 @@ def test_experts_on_simulated_devices_are_examined():
 @pytest.mark.parametrize(
     "target, module, most", [("gpu:h100:8", "jax_plugins", 1.2), ("tpu:v5e:2x4", "libtpu", 1.4)]
 )
-def test_an_absent_machine_is_examined(target, module, most):
-    """On eight accelerators the communication is close to the lower bound; no cache is copied.
+def test_communication_compiled_for_accelerators_is_near_lower_bound(target, module, most):
+    """On eight accelerators, the communication is close to the lower bound, without cache copies.
 
-    On TPUs a matrix is exchanged in nine parts where seven would be enough.
+    On TPUs, a matrix is exchanged in nine parts where seven would suffice.
     """
     pytest.importorskip(module, reason="the compiler's plugin is not installed")
     model = ("--preset", "gpt2-124m", "--target", target)
-    found = doctor(*model, "--layers", "scan", "--mesh", "fsdp=8", "--batch-size", "64")
+    found = doctor(*model, "--scan-layers", "scan", "--mesh", "fsdp=8", "--batch-size", "64")
     assert found["memory"]["fits"]
     assert found["exchanged"] < most * sum(found["least"].values())
     for mesh in ("data=2,tensor=4", "data=8"):

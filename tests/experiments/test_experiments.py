@@ -46,11 +46,11 @@ REFUSED = {
     "c: line 2 is empty": (
         ("translate", "--source", "a", "--target", "a", "--test-source", "a", "--test-target", "c")
     ),
-    "--source, --target, --test-source and --test-target belong together": (
+    "give all of --source, --target, --test-source and --test-target, or none of them": (
         ("translate", "--source", "a")
     ),
     "--vocab-size needs --source": ("translate", "--vocab-size", "300"),
-    "--minutes is inf; it must be above 0 and finite": ("translate", "--minutes", "inf"),
+    "--max-minutes is inf; it must be above 0 and finite": ("translate", "--max-minutes", "inf"),
     "--beam-width: '0' is not accepted; it must be a whole number of at least 1": (
         ("translate", "--beam-width", "0")
     ),
@@ -67,8 +67,8 @@ REFUSED = {
     "--picture: 'none/zoo.png' is not accepted": ("zoo", "--picture", "none/zoo.png"),
     "--picture: 'a' is not accepted; it must end in .png": ("build_up", "--picture", "a"),
     "nowhere: no such file": ("build_up", "nowhere"),
-    "the text has 1 tokens": ("shakespeare", "b"),
-    "nowhere is no folder": ("heads", "nowhere"),
+    "the training or held-out text has 1 tokens": ("shakespeare", "b"),
+    "nowhere does not exist": ("heads", "nowhere"),
 }
 
 
@@ -81,7 +81,9 @@ def texts(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_bad_input_is_one_line_and_status_2(texts, message, monkeypatch, capsys):
+def test_experiment_script_prints_one_line_and_exits_with_status_2_on_bad_input(
+    texts, message, monkeypatch, capsys
+):
     """The script prints only the message and creates no file."""
     import record
 
@@ -94,7 +96,7 @@ def test_bad_input_is_one_line_and_status_2(texts, message, monkeypatch, capsys)
     assert {path.name for path in texts.iterdir()} == {"a", "b", "c"}
 
 
-def test_a_missing_dependency_is_reported_before_training(texts, monkeypatch, capsys):
+def test_missing_python_package_is_reported_before_training(texts, monkeypatch, capsys):
     """The error comes immediately, not after an hour of training."""
     import record
 
@@ -105,12 +107,12 @@ def test_a_missing_dependency_is_reported_before_training(texts, monkeypatch, ca
     assert "babel is not installed; run: pip install" in capsys.readouterr().err
 
 
-def test_a_script_exits_with_status_2(texts):
+def test_experiment_script_exits_with_status_2_on_error(texts):
     done = run("--vocab-size", "300", cwd=texts)
     assert done.returncode == 2 and done.stderr == "translate.py: --vocab-size needs --source\n"
 
 
-def test_heads_are_scored_on_the_text_of_their_run(tmp_path):
+def test_attention_heads_are_scored_on_held_out_text_of_their_run(tmp_path):
     """By default that is the held-out part of the run's text. The name of the text is returned."""
     import heads
 
@@ -136,7 +138,7 @@ def test_heads_are_scored_on_the_text_of_their_run(tmp_path):
     assert name == "other" and tokenizer.decode(ids.tolist()) in other.read_text()
 
 
-def test_a_picture_is_announced(monkeypatch, capsys, tmp_path):
+def test_experiment_script_prints_the_path_of_its_picture(monkeypatch, capsys, tmp_path):
     """Every experiment announces its picture through `record.run`."""
     import record
 
@@ -150,7 +152,7 @@ def test_a_picture_is_announced(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == "picture: drawn.png\n"
 
 
-def test_a_measurement_alone_has_its_own_process_and_environment():
+def test_experiment_function_runs_in_its_own_process_and_environment():
     from alone import alone
 
     name = "EXPERIMENT_SETTING"
@@ -158,7 +160,7 @@ def test_a_measurement_alone_has_its_own_process_and_environment():
     assert alone(os.getenv, name, environment={name: "on"}) == "on" and name not in os.environ
 
 
-def test_the_peak_of_memory_stays_after_the_array_is_gone():
+def test_peak_memory_includes_deleted_arrays():
     from alone import peak_memory
 
     before, size = peak_memory(), 1 << 28

@@ -13,7 +13,7 @@ from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.layers.feedforward import init_feed_forward
 from jaxformer.functional.tokens import Tokens
-from jaxformer.models.builders.transformers import stack_of
+from jaxformer.models.builders.transformers import build_stack
 from tests.properties import tiny
 
 KEY = jax.random.key(0)
@@ -21,11 +21,15 @@ X = jnp.zeros((2, 3, 4), jnp.float32)
 HEADS = jnp.zeros((2, 2, 3, 4), jnp.float32)
 IDS = jnp.zeros((2, 3), jnp.int32)
 CONFIG = jf.DecoderConfig(embed_dim=4, num_heads=2, num_layers=1, vocab_size=5).resolved
-STACK = stack_of(CONFIG)
+STACK = build_stack(CONFIG)
 LAYER = STACK.layers[0]
-TOKENS = Tokens.of_sequences(Inputs(X), Run(jf.Execution()))
+TOKENS = Tokens.from_sequences(Inputs(X), Run(jf.Execution()))
 FEED = init_feed_forward(KEY, 4, 6, "swiglu")
 BLOCK = jax.tree.map(lambda x: x[0], STACK.init(KEY))
+ONE = jnp.zeros(2, jnp.float32)  # one number for each of two answers
+EACH = jnp.zeros((2, 3), jnp.float32)  # one number for each token
+WRONG_ONE = [ONE.astype(int), jnp.zeros(3, jnp.float32), "x"]
+WRONG_EACH = [IDS, jnp.zeros((2, 4), jnp.float32), "x"]
 GOOD = {
     "block": {
         "weights": BLOCK,
@@ -38,7 +42,19 @@ GOOD = {
         "kernel": jnp.zeros((4, 5), jnp.float32),
         "targets": IDS,
     },
+    "clipped_policy_loss": {"log_probs": EACH, "old_log_probs": EACH, "advantages": ONE},
     "cross_entropy": {"logits": X, "targets": IDS},
+    "dpo_loss": {
+        "chosen": ONE,
+        "rejected": ONE,
+        "reference_chosen": ONE,
+        "reference_rejected": ONE,
+    },
+    "group_advantages": {"rewards": EACH},
+    "masked_mean": {"values": EACH, "mask": EACH == 0},
+    "odds_ratio_loss": {"chosen": ONE - 1, "rejected": ONE - 1},
+    "token_entropies": {"logits": X},
+    "token_log_probs": {"logits": X, "targets": IDS},
     "dot_product_attention": {"query": HEADS, "key": HEADS, "value": HEADS},
     "feed_forward": {"weights": FEED, "x": X, "activation": "swiglu"},
     "layer_norm": {"x": X, "scale": jnp.ones(4, jnp.float32)},
@@ -50,6 +66,24 @@ GOOD = {
     "Window": {"size": 2},
 }
 WRONG = {
+    "clipped_policy_loss": {
+        "log_probs": WRONG_EACH,
+        "old_log_probs": WRONG_EACH,
+        "advantages": WRONG_ONE,
+        "clip": [0.0, "small"],
+    },
+    "dpo_loss": {
+        "chosen": WRONG_ONE,
+        "rejected": WRONG_ONE,
+        "reference_chosen": WRONG_ONE,
+        "reference_rejected": WRONG_ONE,
+        "beta": [0.0, "small"],
+    },
+    "group_advantages": {"rewards": [IDS, ONE, "x"], "divides_by_std": ["yes"], "epsilon": ["0"]},
+    "masked_mean": {"values": [IDS, "x"], "mask": [EACH, EACH[:1] == 0], "axis": ["first"]},
+    "odds_ratio_loss": {"chosen": WRONG_ONE, "rejected": WRONG_ONE},
+    "token_entropies": {"logits": [IDS, "x"]},
+    "token_log_probs": {"logits": [IDS, "x"], "targets": [EACH, IDS[:1]]},
     "block": {
         "weights": [{}, {**BLOCK, "attention": BLOCK["feedforward"]}, None],
         "x": [X[..., :3], X.astype(int), 1.0],
@@ -86,7 +120,6 @@ WRONG = {
         "weights": [{}, None, {"up": FEED["up"]}, {**FEED, "down": FEED["up"]}],
         "x": [X[..., :3], X.astype(int), 2],
         "activation": ["sigmoid", None],
-        "output_activation": ["relu"],
     },
     "layer_norm": {
         "x": [X[..., :3], X.astype(int), 1.0, [1.0]],
@@ -116,21 +149,23 @@ WITHOUT_ARGUMENTS = {"Causal", "Mask", "Packed", "Padding"}
 CLASSES = {name for name in functional.__all__ if name[0].isupper()}
 
 
-def test_every_public_function_is_covered():
+def test_invalid_arguments_of_every_public_function_are_tested():
     assert set(functional.__all__) == GOOD.keys() | WITHOUT_ARGUMENTS | CLASSES | {
         "linear",
         "init_linear",
+        "split_heads",
+        "merge_heads",
     }
     for name, changes in WRONG.items():
         parameters = inspect.signature(getattr(functional, name)).parameters
-        tried = changes.keys() | {"tap", "dropout_key", "cap"}
-        assert parameters.keys() <= tried | {"scaling", "positions", "segments"}, name
+        tried = changes.keys() | {"hook", "dropout_key", "cap"}
+        assert parameters.keys() <= tried | {"scaling", "positions", "segment_ids"}, name
 
 
 @pytest.mark.parametrize(
     "name, argument", [(name, argument) for name in WRONG for argument in WRONG[name]]
 )
-def test_an_invalid_argument_is_rejected_by_name(name, argument):
+def test_public_functions_raise_errors_that_name_invalid_arguments(name, argument):
     """A wrong shape, dtype, word or number raises ValueError, a wrong type may raise TypeError."""
     function = getattr(functional, name)
     for value in WRONG[name][argument]:

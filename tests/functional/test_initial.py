@@ -11,8 +11,10 @@ import pytest
 import jaxformer as jf
 from jaxformer.functional import cross_entropy
 from jaxformer.functional.layers import feedforward
-from jaxformer.functional.layers.feedforward import activate, activation_power
-from jaxformer.models.builders.transformers import stack_of
+from jaxformer.functional.layers.feedforward import FeedForward, activate, activation_power
+from jaxformer.functional.layers.plain import Preserving
+from jaxformer.functional.layers.sublayer import At, Initial
+from jaxformer.models.builders.transformers import build_stack
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -45,7 +47,7 @@ OTHERS = [
         {"positions": "sinusoidal"},
         {"positions": "rotary", "scale_embeddings": True},
         {"norm": "layer", "norm_position": "post"},
-        {"norm": "layer", "norm_position": "output"},
+        {"norm": "layer", "norm_position": "post_sublayer"},
         {"use_bias": True, "tie_embeddings": False},
     )
 ]
@@ -79,7 +81,7 @@ def sizes(config):
 @pytest.mark.parametrize(
     "changes", mostly_slow(CASES, DEEP[-1]), ids=lambda x: " ".join(map(str, x.values()))
 )
-def test_signal_and_gradient_pass_through_the_stack(changes):
+def test_initial_signal_and_gradient_keep_their_size_over_depth(changes):
     """Holds with or without residuals and norms, for every activation and depth."""
     outputs, gradients, above = sizes(replace(BASE, **changes))
     assert outputs.min() > 1e-2 and outputs.max() < 30, outputs
@@ -89,7 +91,7 @@ def test_signal_and_gradient_pass_through_the_stack(changes):
 
 def test_a_stack_with_residual_and_norm_is_initialized_like_gpt_2():
     """N(0, 0.02²), and 0.02/√(2 · num_layers) for projections into the residual stream."""
-    blocks = stack_of(replace(BASE, num_layers=8).resolved).init(jax.random.key(0))
+    blocks = build_stack(replace(BASE, num_layers=8).resolved).init(jax.random.key(0))
     for part, name, stddev in (
         *(("attention", name, 0.02) for name in ("query", "key", "value")),
         ("attention", "output", 0.005),
@@ -101,15 +103,31 @@ def test_a_stack_with_residual_and_norm_is_initialized_like_gpt_2():
 
 
 @pytest.mark.parametrize("name", feedforward.ACTIVATIONS)
-def test_powers_are_the_mean_squares_of_activations(name):
+def test_activation_power_equals_mean_square_over_normal_inputs(name):
     z, weights = np.polynomial.hermite_e.hermegauss(200)
     power = (weights * np.asarray(activate(jnp.asarray(z), name)) ** 2).sum() / weights.sum()
     np.testing.assert_allclose(activation_power(name), power, rtol=2e-3)
 
 
+@pytest.mark.parametrize("name", feedforward.ACTIVATIONS)
+def test_computed_activation_power_of_function_equals_tabulated_value(name):
+    power = jax.jit(lambda: activation_power(lambda z: activate(z, name)))()
+    np.testing.assert_allclose(power, activation_power(name), rtol=1e-3)
+
+
+@pytest.mark.parametrize("activation", ["relu", lambda z: 0.1 * z, jnp.sin, jnp.square])
+def test_user_defined_activation_preserves_signal_variance(activation):
+    """Without a residual, an output has the variance 1 of the input, whatever the function."""
+    layer, x = FeedForward(64, activation), jax.random.normal(jax.random.key(1), (400, 64))
+    weights = jax.jit(lambda key: layer.init(key, 64, Preserving(8)))(jax.random.key(0))
+    np.testing.assert_allclose(jnp.square(layer(weights, x, At(None)).x).mean(), 1, rtol=0.2)
+    gpt2 = layer.init(jax.random.key(0), 64, Initial(8))["down"]["kernel"].std()
+    np.testing.assert_allclose(gpt2, 0.005, rtol=0.05)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["layer", "none"])
-def test_convolutions_without_a_residual_preserve_the_signal(norm):
+def test_initial_convolutions_without_residual_preserve_signal_size(norm):
     config = jf.ConvolutionalConfig(
         vocab_size=VOCABULARY, max_length=LENGTH, num_layers=8, embed_dim=WIDTH, residual=False
     )

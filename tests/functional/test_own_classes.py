@@ -56,13 +56,13 @@ def kernels(query):
     return [(SPLASH, query), (CuDNN(True), half), (tokamax, half)]
 
 
-def test_the_table_has_every_rule_of_the_library():
+def test_tests_cover_every_mask_class_of_the_library():
     found = {x for x in vars(masks).values() if isinstance(x, type) and issubclass(x, Mask)}
     assert found == {*RULES, Mask, All, DenseMask}
 
 
 @pytest.mark.parametrize("base", RULES, ids=lambda base: base.__name__)
-def test_a_subclass_of_a_mask_has_its_own_rule_in_every_implementation(base):
+def test_mask_subclass_sets_visibility_in_every_attention_implementation(base):
     for rule in (subclass(base)(*RULES[base]), Prefix(20) & subclass(base)(*RULES[base])):
         context = context_of(rule, LENGTH)
         query, key, value = arrays(0, LENGTH)
@@ -79,7 +79,7 @@ def test_a_subclass_of_a_mask_has_its_own_rule_in_every_implementation(base):
 
 
 @pytest.mark.parametrize("base", RULES, ids=lambda base: base.__name__)
-def test_a_subclass_of_a_mask_inherits_no_description_of_another_rule(base):
+def test_subclass_of_library_mask_inherits_no_bounds_on_visible_keys(base):
     """Its key range, reach, prefill and tiles are those of a rule about which nothing is known."""
     rule, plain = subclass(base)(*RULES[base]), subclass(Mask)()
     assert rule.key_range(3, 5, LENGTH) == (0, LENGTH)
@@ -88,7 +88,7 @@ def test_a_subclass_of_a_mask_inherits_no_description_of_another_rule(base):
     assert rule.rules() == (rule,)
 
 
-def test_a_subclass_that_describes_its_own_rule_keeps_the_description():
+def test_mask_subclass_defines_bounds_on_visible_keys_that_its_subclasses_inherit():
     @dataclass(frozen=True)
     class Dilated(Window):
         def __call__(self, query, key):
@@ -109,7 +109,7 @@ def test_a_subclass_that_describes_its_own_rule_keeps_the_description():
         assert (rule.reach, rule.key_range(20, 22, LENGTH)) == (9, (12, 22))
 
 
-def test_a_rule_keeps_what_an_abstract_base_class_describes():
+def test_mask_inherits_bounds_from_its_abstract_base_classes():
     class Short(Mask):
         reach = 2
 
@@ -124,7 +124,7 @@ def test_a_rule_keeps_what_an_abstract_base_class_describes():
     assert (Both().reach, Both().needs_positions) == (2, False)
 
 
-def test_combined_masks_have_no_subclasses():
+def test_subclassing_a_mask_conjunction_is_rejected():
     with pytest.raises(TypeError, match="Mine derives from All; derive it from Mask"):
 
         class Mine(All):
@@ -132,7 +132,7 @@ def test_combined_masks_have_no_subclasses():
 
 
 @pytest.mark.parametrize("kind", ["mask", "bias"])
-def test_a_subclass_of_an_array_has_its_own_values_in_every_implementation(kind):
+def test_subclass_of_dense_mask_or_bias_works_in_every_attention_implementation(kind):
     query, key, value = arrays(1, LENGTH)
     base, name = {"mask": (DenseMask, "Inverted"), "bias": (DenseBias, "Negative")}[kind]
     change = {"mask": lambda self, *_: ~self.array, "bias": lambda self, *_: -self.array}[kind]
@@ -155,7 +155,7 @@ def test_a_subclass_of_an_array_has_its_own_values_in_every_implementation(kind)
         np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_a_subclass_of_scores_is_refused_by_fused_kernels_and_computed_blockwise():
+def test_attention_with_scores_subclass_is_computed_blockwise():
     @jax.tree_util.register_static
     @dataclass(frozen=True)
     class Squared(Scores):
@@ -166,7 +166,7 @@ def test_a_subclass_of_scores_is_refused_by_fused_kernels_and_computed_blockwise
     context = context_of(Causal(), LENGTH, scores=Squared())
     for kernel, x in kernels(query):
         reason = kernel.unsupported_reason(x, x[:, :2], x[:, :2], context)
-        assert reason == "it does not support scores of the class Squared"
+        assert reason == "the kernel does not support scores of the class Squared"
     found, wanted = (
         attend(query, key, value, replace(context, implementation=name))
         for name in ("auto", "explicit")
@@ -174,7 +174,7 @@ def test_a_subclass_of_scores_is_refused_by_fused_kernels_and_computed_blockwise
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_scores_that_override_only_a_call_are_rejected():
+def test_subclass_of_scores_that_overrides_only_call_is_rejected():
     with pytest.raises(TypeError, match="Mine overrides __call__; override tile"):
 
         class Mine(Scores):
@@ -182,7 +182,7 @@ def test_scores_that_override_only_a_call_are_rejected():
                 return products
 
 
-def test_a_subclass_of_a_kernel_is_not_concatenated_as_its_base():
+def test_concatenate_kernels_returns_none_for_kernel_subclasses():
     rng = np.random.default_rng(0)
     array, down, up = (jnp.asarray(rng.normal(size=n)) for n in ((8, 6), (8, 2), (2, 6)))
 

@@ -92,13 +92,14 @@ TRANSFORMATIONS = {
 }
 
 
+@pytest.mark.slow
 @given(
     seed=tiny.seeds,
     names=st.lists(st.sampled_from(list(TRANSFORMATIONS)), min_size=1, max_size=3),
     use=st.sampled_from([of_one_array, with_shared_scale]),
 )
 @settings(max_examples=10)  # each compiles
-def test_any_composition_equals_that_of_the_plain_function(seed, names, use):
+def test_custom_gradient_function_equals_plain_function_under_transforms(seed, names, use):
     x = jnp.asarray(np.random.default_rng(seed).normal(size=3), jnp.float32)
     found, wanted = (
         reduce(lambda f, name: TRANSFORMATIONS[name](f), names, use(function))(x)
@@ -109,7 +110,7 @@ def test_any_composition_equals_that_of_the_plain_function(seed, names, use):
 
 
 @pytest.mark.parametrize("compile", [lambda f: f, jax.jit])
-def test_only_reverse_mode_uses_the_own_gradient(compile):
+def test_custom_gradient_is_used_only_in_reverse_mode(compile):
     """The backward pass returns twice the gradient here, so that the two are distinct."""
     doubled = of_one_array(own_gradient(product, forward, lambda *x: backward(*x, factor=2.0)))
     x = jnp.array([0.2, 0.5, -1.0], jnp.float32)
@@ -120,7 +121,7 @@ def test_only_reverse_mode_uses_the_own_gradient(compile):
         np.testing.assert_allclose(found, factor * wanted, rtol=1e-5, err_msg=transformation)
 
 
-def test_forward_mode_differentiates_the_given_function():
+def test_jvp_of_own_gradient_differentiates_its_derived_argument():
     """As for a kernel, whose derivative is that of an equal function."""
     kernel = own_gradient(
         lambda x: jax.lax.stop_gradient(x**2),
@@ -132,7 +133,7 @@ def test_forward_mode_differentiates_the_given_function():
     assert jax.grad(kernel)(3.0) == jax.grad(lambda x: x**2)(3.0) == 6.0
 
 
-def test_an_array_that_is_argument_and_residual_is_stored_once():
+def test_array_that_is_both_input_and_saved_value_is_stored_once():
     def loss(x):
         first, second = OWN(x, WORDS, {"scale": x[0], "unused": x[0]})
         return first.sum() + second
@@ -145,10 +146,10 @@ def test_an_array_that_is_argument_and_residual_is_stored_once():
 
 
 @pytest.mark.parametrize("derivative", ["gradient", "forward over reverse"])
-def test_gradients_of_an_argument_that_all_devices_share(derivative):
+def test_gradients_of_replicated_arguments_are_summed_over_devices(derivative):
     """Inside `shard_map` each device has its own x, and all have the same scale."""
     mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
-    of_rows, shared = PartitionSpec("data"), PartitionSpec()
+    by_device, shared = PartitionSpec("data"), PartitionSpec()
     arguments = jnp.array([0.2, 0.5, -1.0]), jnp.float32(0.7)
 
     def found(function):
@@ -156,7 +157,7 @@ def test_gradients_of_an_argument_that_all_devices_share(derivative):
             first, second = function(x, WORDS, {"scale": scale, "unused": scale})
             return jax.lax.psum((first**2).sum() + second, "data")
 
-        total = jax.shard_map(of_device, mesh=mesh, in_specs=(of_rows, shared), out_specs=shared)
+        total = jax.shard_map(of_device, mesh=mesh, in_specs=(by_device, shared), out_specs=shared)
         gradient = jax.grad(total, argnums=(0, 1))
         if derivative == "gradient":
             return jax.jit(gradient)(*arguments)

@@ -14,7 +14,7 @@ from jaxformer.verify import rules
 from tests.properties import oracle, tiny
 
 
-def test_sinusoids_by_hand():
+def test_sinusoidal_positions_equal_hand_computed_values():
     """p[t] = sin t, cos t, sin t/100, cos t/100 for dim 4: sines and cosines alternate."""
     table = sinusoidal_positions(jnp.arange(3), 4)
     expected = [[np.sin(t), np.cos(t), np.sin(t / 100), np.cos(t / 100)] for t in range(3)]
@@ -22,7 +22,7 @@ def test_sinusoids_by_hand():
 
 
 @given(positions=st.lists(st.integers(0, 10_000), min_size=5, max_size=5))
-def test_sinusoids_are_their_formula_at_large_positions(positions):
+def test_sinusoids_equal_their_formula_at_large_positions(positions):
     """At positions up to 10,000 the float32 phase is accurate to 1e-3."""
     table = sinusoidal_positions(jnp.array(positions), 8)
     tiny.close(table, oracle.sinusoids(positions, 8), 1e-3)
@@ -33,7 +33,7 @@ def test_sinusoids_are_their_formula_at_large_positions(positions):
     positions=st.lists(st.integers(0, 8192), min_size=5, max_size=5),
     base=st.sampled_from([100.0, 10_000.0, 500_000.0]),
 )
-def test_rotary_is_a_complex_rotation_of_halves(seed, positions, base):
+def test_rotary_rotates_pairs_from_both_halves_as_complex_numbers(seed, positions, base):
     """(x[i], x[i + d/2]) is multiplied by e^{i t / base^(2i/d)}, up to position 8192."""
     x = tiny.embeddings(seed, 2, 5, 8)
     turned = rotary(x, jnp.array(positions), base)
@@ -95,7 +95,7 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("kind", SCALINGS)
-def test_scaling_slows_low_frequencies_and_keeps_high_ones(kind):
+def test_rotary_scaling_slows_low_frequencies_and_keeps_high_ones(kind):
     """Linear scaling divides all frequencies by the factor.
 
     "llama3" and "yarn" keep the highest frequency and divide the lowest by the factor. The ratio
@@ -111,7 +111,7 @@ def test_scaling_slows_low_frequencies_and_keeps_high_ones(kind):
     assert (factor > 1.0) == (kind == "yarn")
 
 
-def test_scaling_thresholds_are_those_of_the_definitions():
+def test_rotary_scaling_thresholds_equal_llama3_and_yarn_definitions():
     """llama3 counts wavelengths in the original length; yarn ramps over the pair index."""
     plain, _ = rotary_frequencies(64, 10_000.0)
     scaled, _ = rotary_frequencies(64, 10_000.0, SCALINGS["llama3"])
@@ -131,35 +131,35 @@ def test_scaling_thresholds_are_those_of_the_definitions():
     np.testing.assert_allclose(longer, factor, rtol=1e-6)
 
 
-def test_an_odd_width_is_rejected():
+def test_sinusoids_and_rotary_reject_odd_dim():
     """Sinusoids and rotations pair the features, so their number must be even."""
     with pytest.raises(ValueError, match="dim is 5"):
         sinusoidal_positions(jnp.arange(3), 5)
     with pytest.raises(ValueError, match="x has head_dim 5"):
         rotary(jnp.ones((1, 3, 5)), jnp.arange(3))
-    with pytest.raises(ValueError, match=r"head_dim 12, .* fraction \(0.25\) rotates 3"):
+    with pytest.raises(ValueError, match=r"head_dim 12, .*fraction \(0.25\) rotates 3"):
         rotary(jnp.ones((1, 3, 12)), jnp.arange(3), fraction=0.25)
 
 
 read = jax.jit(document_positions)
 
 
-@given(segments=tiny.segment_batches(3, ids=(1, 2, 7, -1)))
-def test_documents_and_positions_equal_those_of_a_loop(segments):
+@given(segment_ids=tiny.segment_batches(3, ids=(1, 2, 7, -1)))
+def test_document_numbers_and_positions_equal_a_loop_over_segment_ids(segment_ids):
     """A document is a maximal run of one nonzero id. A repeated id starts a new document."""
-    documents, positions, _ = read(segments, DocumentCursor.begin(3))
-    for row, ids in enumerate(segments):
+    documents, positions, _ = read(segment_ids, DocumentCursor.begin(3))
+    for index, ids in enumerate(segment_ids):
         expected = rules.read(ids)
-        np.testing.assert_array_equal(documents[row], expected[0])
-        np.testing.assert_array_equal(positions[row], expected[1])
+        np.testing.assert_array_equal(documents[index], expected[0])
+        np.testing.assert_array_equal(positions[index], expected[1])
 
 
-@given(segments=tiny.segment_batches(2), cuts=st.sets(st.sampled_from([4, 8])))
-def test_reading_continues_across_chunks(segments, cuts):
+@given(segment_ids=tiny.segment_batches(2), cuts=st.sets(st.sampled_from([4, 8])))
+def test_document_positions_continue_across_chunks(segment_ids, cuts):
     """Chunks that pass on the cursor give the same documents and positions as one call."""
-    whole = read(segments, DocumentCursor.begin(2))
+    whole = read(segment_ids, DocumentCursor.begin(2))
     cursor, parts = DocumentCursor.begin(2), []
-    for part in np.split(segments, sorted(cuts), axis=1):
+    for part in np.split(segment_ids, sorted(cuts), axis=1):
         documents, positions, cursor = read(part, cursor)
         parts.append((documents, positions))
     for side, expected in zip(zip(*parts, strict=True), whole, strict=False):

@@ -21,7 +21,9 @@ WIDTHS = st.sampled_from([64, 96])  # few widths, because each one compiles
 @pytest.mark.parametrize("cell", CELLS)
 @settings(max_examples=6)
 @given(WIDTHS, WIDTHS, st.integers(1, 2), st.integers(0, 99))
-def test_input_projections_have_variance_1(cell, embed_dim, hidden_dim, num_layers, seed):
+def test_initial_weights_of_recurrent_layers_give_input_projections_variance_1(
+    cell, embed_dim, hidden_dim, num_layers, seed
+):
     """Var(W x) = 1 in every layer, for token vectors of variance 1/dim and states of ±1.
 
     A smaller input would be lost beside the state; a larger one would saturate the gates.
@@ -46,7 +48,7 @@ def test_input_projections_have_variance_1(cell, embed_dim, hidden_dim, num_laye
 
 @pytest.mark.slow
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="only the CPU backend uses LAPACK")
-def test_layers_are_initialized_under_vmap_without_batched_factorizations():
+def test_recurrent_init_under_vmap_uses_no_batched_factorization():
     """Two batched LAPACK factorizations side by side deadlock on two threads.
 
     It happened when the seeds of an LSTM were mapped over.

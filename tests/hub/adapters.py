@@ -10,8 +10,8 @@ import numpy as np
 import jaxformer as jf
 from jaxformer.artifacts.checkpoint import CheckpointWriter
 from jaxformer.artifacts.run import Origin, RunFolder
-from jaxformer.artifacts.tensors import digest_of
-from jaxformer.models.config import kind_of
+from jaxformer.artifacts.tensors import compute_digest
+from jaxformer.models.config import architecture_name
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.lora import adapt
 from jaxformer.models.trainable import partition
@@ -34,8 +34,8 @@ def learnt(base, lora: LoraConfig, folder):
     run, family = RunFolder(folder), json.loads((base / "config.json").read_text())["model_type"]
     run.path.mkdir()
     tokenizer().save(run.tokenizer)
-    sections = {"kind": kind_of(model.config), "model": model.config}
+    sections = {"kind": architecture_name(model.config), "model": model.config}
     sections |= {"training": {"lora": asdict(lora)}}
-    run.write_config(sections | Origin(base, digest_of(params), family).sections())
+    run.write_config(sections | Origin(base, compute_digest(params), family).sections())
     with CheckpointWriter(run.checkpoints) as writer:
         writer.save(1, adapter, {"key": jnp.zeros(1)}, {})

@@ -16,7 +16,7 @@ SCALINGS = (
     jf.RotaryScaling("yarn", 2.0, 32, attention_factor=0.8),
 )
 SIZES = {"vocab_size": 61, "max_length": 64, "embed_dim": 32, "num_heads": 4, "mlp_dim": 20}
-# Values of each field of our configs, in any kind of model that has the field.
+# Possible values of each config field, for any config class that has the field.
 VALUES = {
     "num_layers": (1, 3, 4),
     "embed_dim": (24, 18, 16),
@@ -37,8 +37,8 @@ VALUES = {
     "router_bias": (True, False),
     "output_activation": (True,),
     "norm": ("layer", "rms", "rms_one_plus"),
-    "norm_position": ("pre", "post", "output", "both"),
-    "parallel": ("no", "two_norms", "one_norm"),
+    "norm_position": ("pre", "post", "post_sublayer", "sandwich"),
+    "parallel_block": ("none", "separate_norms", "shared_norm"),
     "norm_epsilon": (1e-3, 1e-5, 1e-12),
     "embedding_norm": (True, False),
     "residual": (False,),
@@ -53,11 +53,11 @@ VALUES = {
     "rotary_interleaved": (True,),
     "query_key_norm": ("none", "head", "all"),
     "attention_scale": (0.3, 0.5, 1.0, 10**-0.5, 0.5000000001, 2.0, None),
-    "attention_cap": (2.0, None),
+    "attention_softcap": (2.0, None),
     "attention_sinks": (True, False),
     "attention_gate": (True, False),
     "output_scale": (0.25, 32**-0.5, None),
-    "logits_cap": (3.0, None),
+    "logits_softcap": (3.0, None),
     "query_key_value_bias": (True, False),
     "attention_output_bias": (True, False),
     "feedforward_bias": (True, False),
@@ -92,7 +92,7 @@ VALUES = {
 
 
 def base(family: str):
-    """Returns a config of ours that the family can represent."""
+    """Returns a jaxformer config that the family can represent."""
     kind, fixed = FAMILIES[family].config, dict(FAMILIES[family].fixed)
     sizes = SIZES | {"num_layers": 2}
     architecture = next(iter(FAMILIES[family].architectures.values()))
@@ -135,7 +135,7 @@ def near(family: str, draw: random.Random):
 
 
 def families_of(config) -> list[str]:
-    """Returns the families with models of this kind."""
+    """Returns the families with models of the given config class."""
     return [name for name, family in FAMILIES.items() if family.config is type(config)]
 
 

@@ -1,4 +1,4 @@
-"""Small folders in Hugging Face's format, written by our export, and functions that damage them."""
+"""Small folders in Hugging Face's format, written by `jf.export`, and functions to damage them."""
 
 import atexit
 import json
@@ -43,7 +43,7 @@ def made(family: str) -> tuple:
     size = {"vocab_size": tokenizer().vocab_size, "max_length": 32}
     model = tiny.build(**{**size, **MODELS[family]})
     variables = tiny.weights(model, 0)
-    jf.export(folder, model, variables, tokenizer(), family=family)
+    jf.export(folder, model, variables, tokenizer(), model_type=family)
     atexit.register(shutil.rmtree, folder.parent, ignore_errors=True)
     return folder, model, variables
 

@@ -1,4 +1,4 @@
-"""A PEFT adapter in the folder of a model: its updates are added, or it is refused by name."""
+"""The updates of a PEFT adapter in the folder of a model are added, or the adapter is rejected."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ QUERY = "base_model.model.transformer.h.1.attn.c_attn"
 
 
 def put(folder, config=None, tensors=None, **options):
-    """Writes an adapter of one fused map into a folder of a GPT-2."""
+    """Writes an adapter of one fused linear layer into a folder of a GPT-2."""
     rng = np.random.default_rng(0)
     own = {
         f"{QUERY}.lora_A.weight": rng.normal(size=(2, 16)).astype(np.float32),
@@ -43,11 +43,11 @@ def folder(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", foreign.MODELS)
-def test_an_exported_adapter_loads_as_if_merged(family, tmp_path):
-    """In the folder of its base model, for each layout of the tensors of transformers."""
+def test_loading_base_folder_with_exported_adapter_gives_merged_weights(family, tmp_path):
+    """An exported adapter in its base model's folder is loaded, for each tensor layout."""
     foreign.write(tmp_path / "base", family)
     maps = "query,value,output,up"
-    learnt(tmp_path / "base", LoraConfig(lora_rank=3, lora_maps=maps), tmp_path / "run")
+    learnt(tmp_path / "base", LoraConfig(lora_rank=3, lora_target_modules=maps), tmp_path / "run")
     export_adapter(tmp_path / "adapter", tmp_path / "run")
     shutil.copytree(tmp_path / "base", tmp_path / "both")
     shutil.copytree(tmp_path / "adapter", tmp_path / "both", dirs_exist_ok=True)
@@ -73,10 +73,10 @@ def test_an_exported_adapter_loads_as_if_merged(family, tmp_path):
         ({"rank_pattern": {r"h\.[1-3]\..*": 2}, "alpha_pattern": {".*attn": 8}, "r": 5}, 4.0),
     ],
 )
-def test_the_scale_of_an_update(options, scale, folder):
+def test_loaded_lora_update_is_scaled_as_in_peft(options, scale, folder):
     """W + scale · (B A)ᵀ, because the weights of this class are [inputs, outputs].
 
-    A layer without tensors in the adapter has its weights of the model.
+    A layer without tensors in the adapter keeps its original weights.
     """
     plain = jf.load(folder).variables["params"]["blocks"]["attention"]
     put(folder, **options)
@@ -91,7 +91,7 @@ def test_the_scale_of_an_update(options, scale, folder):
         np.testing.assert_array_equal(blocks[x]["kernel"][0], plain[x]["kernel"][0])
 
 
-def test_an_adapter_of_a_bare_model_omits_the_prefix(folder):
+def test_adapter_tensor_names_may_omit_the_transformer_prefix(folder):
     def bare(tensors):
         return {name.replace("transformer.", ""): x for name, x in tensors.items()}
 
@@ -112,24 +112,24 @@ def test_an_adapter_of_a_bare_model_omits_the_prefix(folder):
         ("all-linear", r"transformer\.h\.0\.attn\.c_attn and 6 more modules, "),
     ],
 )
-def test_a_missing_update_of_a_selected_map_gives_a_warning(targets, missing, folder):
+def test_adapter_without_update_of_a_selected_layer_gives_a_warning(targets, missing, folder):
     """PEFT loads such a file with a warning: B of a missing update is 0."""
     put(folder)
     expected = flat(jf.load(folder).variables)
     put(folder, target_modules=targets)
-    with pytest.warns(UserWarning, match=r"has no update of " + missing):
+    with pytest.warns(UserWarning, match=r"has no LoRA weights for " + missing):
         found = flat(jf.load(folder).variables)
     for name in expected:
         np.testing.assert_array_equal(found[name], expected[name])
 
 
-def test_an_adapter_of_experts_is_refused(tmp_path):
+def test_load_rejects_peft_adapter_of_experts(tmp_path):
     model = jf.build(base("gpt_oss"))
-    jf.export(tmp_path / "model", model, tiny.weights(model, 0), family="gpt_oss")
+    jf.export(tmp_path / "model", model, tiny.weights(model, 0), model_type="gpt_oss")
     experts = "model.layers.1.mlp.experts.gate_up_proj"
     named = renamed("transformer.h.1.attn.c_attn", experts)
     put(tmp_path / "model", tensors=named, target_modules=["gate_up_proj"])
-    with pytest.raises(ValueError, match=f"the model has no linear map {experts}"):
+    with pytest.raises(ValueError, match=f"the model has no linear layer {experts}"):
         jf.load(tmp_path / "model")
 
 
@@ -148,11 +148,15 @@ REFUSED = {
     "biases": ({"bias": "lora_only"}, None, ["bias is 'lora_only'"]),
     "biases of factors": ({"lora_bias": True}, None, ["lora_bias is True"]),
     "whole modules": ({"modules_to_save": ["lm_head"]}, None, ["modules_to_save"]),
-    "other layers": ({"layers_to_transform": [0]}, None, ["no update of transformer.h.1.attn"]),
+    "other layers": (
+        {"layers_to_transform": [0]},
+        None,
+        ["has LoRA weights for transformer.h.1.attn"],
+    ),
     "another list of layers": (
         {"layers_to_transform": [1], "layers_pattern": "layers"},
         None,
-        ["no update of transformer.h.1.attn"],
+        ["has LoRA weights for transformer.h.1.attn"],
     ),
     "tokens": ({"trainable_token_indices": [1]}, None, ["trainable_token_indices"]),
     "weights that were changed at first": (
@@ -170,18 +174,18 @@ REFUSED = {
     ),
     "other targets": ({"target_modules": ["c_fc"]}, None, ["target_modules", "c_attn"]),
     "a pattern of ranks": ({"rank_pattern": {"(a+": 2}}, None, ["rank_pattern"]),
-    "another rank": ({"r": 4}, None, ["lora_A", "(2, 16)", "r is 4"]),
+    "another rank": ({"r": 4}, None, ["lora_A", "(2, 16)", "rank 4"]),
     "rank is text": ({"r": "2"}, None, ["r is '2'"]),
     "half of it": ({}, without("lora_B"), ["only one of lora_A and lora_B"]),
     "another model": (
         {"target_modules": ["c_attn"]},
         renamed("h.1", "h.9"),
-        ["no linear map transformer.h.9.attn.c_attn"],
+        ["no linear layer transformer.h.9.attn.c_attn"],
     ),
     "another architecture": (
         {"target_modules": ["q_proj"]},
         renamed("transformer.h.1.attn.c_attn", "model.layers.1.self_attn.q_proj"),
-        ["no linear map model.layers.1.self_attn.q_proj"],
+        ["no linear layer model.layers.1.self_attn.q_proj"],
     ),
     "another size": (
         {},
@@ -193,7 +197,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("wrong", REFUSED)
-def test_an_adapter_that_is_not_implemented_is_refused(wrong, folder):
+def test_load_rejects_unsupported_peft_adapter(wrong, folder):
     options, tensors, words = REFUSED[wrong]
     put(folder, tensors=tensors, **options)
     with pytest.raises(ValueError, match=r"adapter_(config|model)") as error:
@@ -201,24 +205,24 @@ def test_an_adapter_that_is_not_implemented_is_refused(wrong, folder):
     assert all(word in str(error.value) for word in words), error.value
 
 
-def test_an_adapter_that_lacks_its_files_is_refused(folder, tmp_path):
-    """It lacks its weights or its model. A pickle file, which can run code, is not read."""
+def test_adapter_with_missing_files_is_rejected(folder, tmp_path):
+    """An adapter without weights or model is rejected; a pickle file, which can run code, too."""
     put(folder)
     (folder / TENSORS).rename(folder / "adapter_model.bin")
     with pytest.raises(ValueError, match=r"adapter_model\.safetensors does not exist"):
         jf.load(folder)
     put(folder)
     (folder / "config.json").unlink()
-    with pytest.raises(ValueError, match="holds an adapter of PEFT without its model"):
+    with pytest.raises(ValueError, match="contains a PEFT adapter without its model"):
         jf.load(folder)
     foreign.write(tmp_path / "theirs", "gpt2")
     jf.save(tmp_path / "ours", *jf.load(tmp_path / "theirs"))
     put(tmp_path / "ours")
-    with pytest.raises(ValueError, match="own format, for which PEFT has no adapters"):
+    with pytest.raises(ValueError, match="this folder has jaxformer's format"):
         jf.load(tmp_path / "ours")
 
 
-# ---- which linear maps the options select
+# ---- options that select linear layers
 
 QUERIES, UPS = "model.layers.{}.self_attn.q_proj", "model.layers.{}.mlp.up_proj"
 MODULES = [*(name.format(layer) for name in (QUERIES, UPS) for layer in (0, 1, 11)), "lm_head"]
@@ -248,13 +252,13 @@ SELECTED = [
 
 
 @pytest.mark.parametrize(("options", "queries", "ups"), SELECTED)
-def test_the_options_select_these_maps(options, queries, ups):
+def test_adapter_config_options_determine_which_layers_are_adapted(options, queries, ups):
     targets = read_targets(Options(options, "adapter_config.json"))
     wanted = {QUERIES.format(layer) for layer in queries} | {UPS.format(layer) for layer in ups}
     assert {name for name in MODULES if targets.is_adapted(name)} == wanted
 
 
-def test_all_linear_selects_every_map():
+def test_adapter_target_all_linear_selects_every_linear_layer():
     targets = read_targets(Options({"target_modules": "All-Linear"}, "adapter_config.json"))
     assert all(targets.is_adapted(name) for name in MODULES)
 
@@ -272,7 +276,7 @@ def test_all_linear_selects_every_map():
         ({"^layers.1.self_attn.q_proj": 3}, 8),
     ],
 )
-def test_the_first_matching_pattern_gives_the_value(patterns, value):
+def test_first_matching_rank_pattern_of_adapter_determines_the_rank(patterns, value):
     read = read_patterns(Options({"rank_pattern": patterns}, "file"), "rank_pattern")
     assert pattern_value(read, QUERIES.format(1), 8) == value
 
@@ -282,7 +286,7 @@ def test_the_first_matching_pattern_gives_the_value(patterns, value):
     [
         ({}, ["target_modules is None"]),
         ({"target_modules": [1]}, ["target_modules is [1]", "a list of names"]),
-        ({"target_modules": "(a"}, ["target_modules is '(a'", "no regular expression"]),
+        ({"target_modules": "(a"}, ["target_modules is '(a'", "not a regular expression"]),
         ({"target_modules": BOTH, "layers_to_transform": ["1"]}, ["layers_to_transform is ['1']"]),
         ({"target_modules": BOTH, "layers_to_transform": True}, ["layers_to_transform is True"]),
         (
@@ -293,6 +297,6 @@ def test_the_first_matching_pattern_gives_the_value(patterns, value):
         ({"target_modules": BOTH, "exclude_modules": {"a": 1}}, ["exclude_modules is"]),
     ],
 )
-def test_an_option_that_selects_no_maps_is_refused(options, words):
+def test_adapter_config_with_invalid_target_modules_is_rejected(options, words):
     said = error_of(read_targets, Options(options, "adapter_config.json"))
     assert all(word in said for word in words), said

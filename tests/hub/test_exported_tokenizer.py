@@ -78,15 +78,15 @@ def test_import_and_export_keep_every_setting_of_a_published_tokenizer(name, tmp
     assert settings(tmp_path / "again") == files
 
 
-def test_templates_in_files_are_kept(tmp_path):
-    """The template for chats, and further templates by name."""
+def test_chat_template_files_are_exported(tmp_path):
+    """The default chat template and named templates are exported."""
     files = {CONFIG: {"eos_token": "<e>"}, TEMPLATE: "{{ é }}", NAMED: "{{ rag }}"}
     jf.export(tmp_path / "out", *jf.load(imported(tmp_path / "in", files)))
     assert settings(tmp_path / "out") == files
 
 
-def test_truncation_and_padding_of_tokenizer_json_are_kept(tmp_path):
-    """transformers takes defaults from them. They do not change how a text is encoded here."""
+def test_truncation_and_padding_settings_are_exported(tmp_path):
+    """transformers uses these settings as defaults; jaxformer ignores them."""
     folder = imported(tmp_path / "in", {CONFIG: {"pad_token": "[PAD]"}})
     made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     made.enable_truncation(5, direction="left")
@@ -103,22 +103,22 @@ def test_truncation_and_padding_of_tokenizer_json_are_kept(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_tuned_run_keeps_the_settings_and_the_dtype(tmp_path):
+def test_fine_tuned_run_keeps_tokenizer_settings_and_the_checkpoint_dtype(tmp_path):
     files = {CONFIG: {"eos_token": "<e>", "padding_side": "left"}, TEMPLATE: "{{ x }}"}
     folder = imported(tmp_path / "in", files)
     foreign.tensors(folder, lambda all_: {k: x.astype(jnp.bfloat16) for k, x in all_.items()})
     foreign.options(folder, eos_token_id=256, bos_token_id=256)
     (tmp_path / "text.txt").write_text("the tide came in twice that morning\n" * 60)
     run, out = str(tmp_path / "run"), str(tmp_path / "out")
-    words = ["train", str(tmp_path / "text.txt"), "--from", str(folder), "--out", run]
+    words = ["train", str(tmp_path / "text.txt"), "--init-from", str(folder), "--out", run]
     assert main([*words, "--steps", "1", "--batch-size", "2", "--lora-rank", "2"]) == 0
     assert main(["export", run, out]) == 0
     assert settings(tmp_path / "out") == files
     assert dtypes(tmp_path / "out") == {"bfloat16"}
 
 
-def test_the_folder_of_a_run_keeps_the_settings_and_the_dtype(tmp_path):
-    """Also in the copy of a base run, which a run that trains an adapter makes."""
+def test_run_folder_keeps_tokenizer_settings_and_the_checkpoint_dtype(tmp_path):
+    """A run folder and the copy of a base run keep the tokenizer settings and the dtype."""
     files = {CONFIG: {"eos_token": "<e>"}, TEMPLATE: "{{ x }}", NAMED: "{{ rag }}"}
     tokenizer = jf.load(imported(tmp_path / "in", files)).tokenizer
     run = RunFolder(tmp_path / "run")
@@ -139,8 +139,8 @@ def settings_of(tokenizer) -> dict:
     return {name: json.loads(x) if name.endswith("json") else x for name, x in files.items()}
 
 
-def test_code_that_an_exported_folder_lacks_is_not_named(tmp_path):
-    """The generic class then opens tokenizer.json."""
+def test_export_removes_references_to_custom_tokenizer_code(tmp_path):
+    """An exported folder refers to no missing code, so the generic class opens tokenizer.json."""
     auto = {"AutoTokenizer": ["tokens.MyTokenizer", None]}
     files = {CONFIG: {"eos_token": "<e>", "auto_map": auto, "tokenizer_class": "MyTokenizer"}}
     jf.export(tmp_path / "out", *jf.load(imported(tmp_path / "in", files)))
@@ -148,7 +148,7 @@ def test_code_that_an_exported_folder_lacks_is_not_named(tmp_path):
     assert settings(tmp_path / "out") == {CONFIG: generic}
 
 
-def test_a_lowercasing_copy_is_opened_by_the_generic_class(tmp_path):
+def test_export_of_lowercased_tokenizer_uses_generic_tokenizer_class(tmp_path):
     """Another class would rebuild the tokenizer without the new step."""
     files = {CONFIG: {"eos_token": "<e>", "tokenizer_class": "GPT2Tokenizer"}}
     model, variables, tokenizer = jf.load(imported(tmp_path / "in", files))
@@ -156,7 +156,7 @@ def test_a_lowercasing_copy_is_opened_by_the_generic_class(tmp_path):
     assert settings(tmp_path / "out")[CONFIG]["tokenizer_class"] == "PreTrainedTokenizerFast"
 
 
-def test_an_encoder_trained_here_names_its_mask_token(tmp_path):
+def test_exported_encoder_has_mask_token(tmp_path):
     tokenizer = ByteTokenizer.train(foreign.TEXT, 280, mask=True)
     kind = {"norm_position": "post", "embedding_norm": True, "num_kv_heads": 4, "head_dim": 2}
     model = tiny.build(jf.EncoderConfig, vocab_size=tokenizer.vocab_size, **kind)
@@ -171,8 +171,8 @@ def dtypes(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_an_exported_checkpoint_has_the_dtype_and_the_values_of_the_imported_one(dtype, tmp_path):
-    """Directly, and after it was saved in the project's own format."""
+def test_import_and_export_preserve_dtype_and_values_of_weights(dtype, tmp_path):
+    """Exports before and after saving in jaxformer's format preserve dtype and values."""
     foreign.write(tmp_path / "in", "qwen2")
     foreign.tensors(tmp_path / "in", lambda all_: {k: x.astype(dtype) for k, x in all_.items()})
     jf.export(tmp_path / "out", *jf.load(tmp_path / "in"))
@@ -188,8 +188,8 @@ def test_an_exported_checkpoint_has_the_dtype_and_the_values_of_the_imported_one
             np.testing.assert_array_equal(before[name], after[name])
 
 
-def test_the_caller_chooses_another_dtype(tmp_path):
-    """By the argument `dtype` of `export`, by its flag, or by that of `load`."""
+def test_export_stores_weights_in_the_requested_dtype(tmp_path):
+    """The dtype is chosen by an argument of `export` or `load`, or by the flag of the command."""
     foreign.write(tmp_path / "in", "gpt2")
     foreign.tensors(tmp_path / "in", lambda all_: {k: x.astype("float16") for k, x in all_.items()})
     jf.export(tmp_path / "a", *jf.load(tmp_path / "in"), dtype="bfloat16")
@@ -200,7 +200,7 @@ def test_the_caller_chooses_another_dtype(tmp_path):
     assert "dtype is 'int8'" in said
 
 
-def test_tensors_of_several_dtypes_are_exported_in_one_that_holds_them_all(tmp_path):
+def test_weights_of_mixed_dtypes_are_exported_as_float32(tmp_path):
     foreign.write(tmp_path / "in", "gpt2")
 
     def change(arrays):
@@ -211,7 +211,7 @@ def test_tensors_of_several_dtypes_are_exported_in_one_that_holds_them_all(tmp_p
     assert dtypes(tmp_path / "out") == {"float32"}
 
 
-def test_values_beyond_float16_are_refused(tmp_path):
+def test_float16_export_rejects_values_beyond_its_range(tmp_path):
     model = tiny.build(**foreign.GPT2)
     variables = tiny.weights(model, 0)
     variables["params"]["final_norm"]["scale"] = np.full(16, 1e6, np.float32)

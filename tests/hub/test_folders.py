@@ -1,4 +1,4 @@
-"""Folders are read as they were written: our own format for every kind of model, and exports."""
+"""Saved and exported folders are read unchanged, for every model class."""
 
 import json
 
@@ -33,7 +33,7 @@ EXPORTED = {
         "use_bias": False,
         "rotary_scaling": jf.RotaryScaling("llama3", 8.0, 64),
     },
-    "gpt_neox": {"parallel": "two_norms", "positions": "rotary", "num_kv_heads": 4},
+    "gpt_neox": {"parallel_block": "separate_norms", "positions": "rotary", "num_kv_heads": 4},
     "distilbert": {
         "kind": jf.EncoderConfig,
         "norm_position": "post",
@@ -56,7 +56,7 @@ FULL = {"embed_dim": 16, "num_heads": 4, "head_dim": 4}
 
 
 @pytest.mark.parametrize("name", mostly_slow(KINDS, "dilated cnn", "encoder"))
-def test_a_saved_model_is_loaded(name, tmp_path):
+def test_saved_model_and_tokenizer_load_unchanged(name, tmp_path):
     """Config, parameters and tokenizer are equal bit for bit, for every kind of model."""
     model = tiny.build(**KINDS[name])
     variables = tiny.weights(model, 0)
@@ -70,13 +70,13 @@ def test_a_saved_model_is_loaded(name, tmp_path):
 
 
 @pytest.mark.parametrize("family", mostly_slow(EXPORTED, "gpt_neox", "marian"))
-def test_an_exported_model_is_loaded(family, tmp_path, monkeypatch):
-    """From the names and layouts of transformers, in one file and in several."""
+def test_exported_model_loads_with_equal_logits(family, tmp_path, monkeypatch):
+    """A model is loaded from transformers' names and layouts, in a single file and in shards."""
     model = tiny.build(**FULL | EXPORTED[family])
     variables = tiny.weights(model, 0)
-    jf.export(tmp_path / "one", model, variables, family=family)
+    jf.export(tmp_path / "one", model, variables, model_type=family)
     monkeypatch.setattr(tensors, "_LARGEST_FILE", 1000)
-    jf.export(tmp_path / "many", model, variables, family=family)
+    jf.export(tmp_path / "many", model, variables, model_type=family)
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
     for folder in ("one", "many"):
         found = jf.load(tmp_path / folder)
@@ -84,13 +84,13 @@ def test_an_exported_model_is_loaded(family, tmp_path, monkeypatch):
         jax.tree.map(np.testing.assert_array_equal, found.variables, variables)
 
 
-def test_sinusoids_of_another_length_than_config_json_says_are_refused(tmp_path):
+def test_load_rejects_stored_sinusoidal_positions_of_wrong_length(tmp_path):
     """transformers refuses such a folder of PEGASUS since 5.24."""
     model = jf.build(base("pegasus"))
-    jf.export(tmp_path / "out", model, tiny.weights(model, 0), family="pegasus")
+    jf.export(tmp_path / "out", model, tiny.weights(model, 0), model_type="pegasus")
     path = tmp_path / "out" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"max_position_embeddings": 10**9}))
-    with pytest.raises(ValueError, match=r"embed_positions.weight is .* it must be .1000000000,"):
+    with pytest.raises(ValueError, match=r"embed_positions.*config.json requires .1000000000,"):
         jf.load(tmp_path / "out")
 
 
@@ -99,10 +99,10 @@ TABLES = [f"model.{stack}.embed_positions.weight" for stack in ("encoder", "deco
 
 @pytest.mark.parametrize("family", ["pegasus", "marian"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_stored_table_of_positions_must_be_the_computed_one(family, dtype, tmp_path):
+def test_stored_position_table_must_equal_computed_table(family, dtype, tmp_path):
     """transformers computes with the stored table. Its rounding to bfloat16 is accepted."""
     model = jf.build(base(family))
-    jf.export(tmp_path / "out", model, tiny.weights(model, 0), family=family, dtype=dtype)
+    jf.export(tmp_path / "out", model, tiny.weights(model, 0), model_type=family, dtype=dtype)
     length, dim = model.config.max_length, model.config.embed_dim
     angles = np.outer(np.arange(length), 10_000.0 ** (-np.arange(0, dim, 2) / dim))
     right = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(jnp.dtype(dtype))
@@ -118,9 +118,9 @@ def test_a_stored_table_of_positions_must_be_the_computed_one(family, dtype, tmp
             jf.load(tmp_path / "out")
 
 
-def test_a_stored_copy_must_be_equal_to_the_tensor_that_it_copies(tmp_path):
+def test_load_rejects_unequal_copies_of_a_tied_tensor(tmp_path):
     model = jf.build(base("bert"))
-    jf.export(tmp_path / "out", model, tiny.weights(model, 0), family="bert")
+    jf.export(tmp_path / "out", model, tiny.weights(model, 0), model_type="bert")
 
     def put(change):
         name = "cls.predictions.decoder.bias"
@@ -131,13 +131,13 @@ def test_a_stored_copy_must_be_equal_to_the_tensor_that_it_copies(tmp_path):
     put(0)
     jf.load(tmp_path / "out")
     put(1)
-    with pytest.raises(ValueError, match=r"decoder.bias differs from cls.predictions.bias"):
+    with pytest.raises(ValueError, match=r"decoder.bias must equal cls.predictions.bias"):
         jf.load(tmp_path / "out")
 
 
 @pytest.mark.slow
-def test_options_of_loading(tmp_path):
-    """bfloat16 parameters and activations, integer kernels, the execution, and wrong values."""
+def test_load_applies_a_dtype_a_kernel_format_and_execution_options(tmp_path):
+    """`load` accepts bfloat16, integer kernels and an execution, and rejects invalid values."""
     model, variables = foreign.write(tmp_path / "model", "gpt2")
     half = jf.load(tmp_path / "model", dtype="bfloat16")
     assert half.model.config.dtype == "bfloat16"
@@ -158,11 +158,9 @@ def test_options_of_loading(tmp_path):
         jf.load(tmp_path / "model", kernels="int4")
 
 
-def test_a_model_that_transformers_lacks_is_refused_by_its_field(tmp_path):
+def test_model_without_transformers_class_is_rejected(tmp_path):
     model = tiny.build(**FULL, num_kv_heads=4, positions="alibi")
-    with pytest.raises(
-        ValueError, match="nearest is gpt_neox: positions is 'alibi', there 'rotary'"
-    ):
+    with pytest.raises(ValueError, match="closest is gpt_neox: positions is 'alibi' in jaxformer"):
         jf.export(tmp_path / "out", model, tiny.weights(model, 0))
     model = tiny.build(kind=jf.RecurrentConfig)
     with pytest.raises(ValueError, match="no counterpart of a RecurrentConfig"):
@@ -171,13 +169,13 @@ def test_a_model_that_transformers_lacks_is_refused_by_its_field(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_commands_accept_exported_folders(tmp_path, capsys):
-    """An export, an import of it, and an export of that generate the same text."""
+def test_commands_accept_exported_folders_as_models(tmp_path, capsys):
+    """Repeated export and import give folders that generate the same text."""
     foreign.write(tmp_path / "theirs", "gpt2")
     said = []
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
     assert main(["export", str(tmp_path / "ours"), str(tmp_path / "again")]) == 0
-    assert "gpt2 (GPT2LMHeadModel), a Decoder" in capsys.readouterr().out
+    assert "gpt2 (GPT2LMHeadModel); class in jaxformer: Decoder" in capsys.readouterr().out
     for folder in ("theirs", "ours", "again"):
         prompt = ["--prompt", "the tide", "--max-new-tokens", "6", "--temperature", "0"]
         assert main(["generate", str(tmp_path / folder), *prompt]) == 0
@@ -187,7 +185,7 @@ def test_the_commands_accept_exported_folders(tmp_path, capsys):
     assert content["model_type"] == "gpt2" and content["eos_token_id"] == 0
 
 
-# ---- tokenizers of other kinds
+# ---- tokenizers other than byte-level BPE
 
 CORPUS = ["the tide came in twice, and the clocks had stopped; nobody knew why.", "It's don't é 猫"]
 
@@ -253,7 +251,7 @@ def subwords(request, tmp_path_factory):
     return Subwords.load(path, SpecialTokens((1,))), backend, before, after
 
 
-def test_ids_and_template_equal_those_of_the_library(subwords):
+def test_token_ids_and_template_tokens_equal_tokenizers_library(subwords):
     """Without the template, and with it for a source. A spelled-out special token is plain text."""
     tokenizer, backend, before, after = subwords
     for text in (*CORPUS, "", "  two  spaces ", "zzz 猫 é"):
@@ -267,10 +265,10 @@ def test_ids_and_template_equal_those_of_the_library(subwords):
 
 
 @given(data=st.data())
-def test_a_stream_returns_the_whole_text(subwords, data):
+def test_streamed_text_of_imported_model_equals_whole_text(subwords, data):
     """For ids pushed one by one or in groups, it returns the text that `decode` returns."""
     tokenizer, *_ = subwords
-    # A model may have ids without a token.
+    # A model may have unused ids.
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 3), max_size=20))
     groups, stream, given = (
         data.draw(st.lists(st.integers(1, 4), max_size=20)),
@@ -284,8 +282,8 @@ def test_a_stream_returns_the_whole_text(subwords, data):
     assert given + stream.flush() == tokenizer.decode(ids)
 
 
-def test_older_vocabularies_are_converted(tmp_path):
-    """vocab.txt is read, and vocab.json with merges.txt for GPT-2 only.
+def test_older_vocabulary_files_are_converted_to_tokenizer_json(tmp_path):
+    """vocab.txt is read, and vocab.json with merges.txt for GPT-2.
 
     Another model may read those differently. A sentencepiece model is refused; the message says how
     to convert it.
@@ -305,10 +303,10 @@ def test_older_vocabularies_are_converted(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert read_tokenizer(tmp_path).encode(text) == ours.encode(text)
     (tmp_path / "config.json").write_text('{"model_type": "roberta"}')
-    with pytest.raises(ValueError, match="GPT-2 only"):
+    with pytest.raises(ValueError, match="only for GPT-2"):
         read_tokenizer(tmp_path)
     for name in ("vocab.json", "merges.txt"):
         (tmp_path / name).unlink()
     (tmp_path / "spiece.model").write_bytes(b"\x0a")
-    with pytest.raises(ValueError, match=r"spiece\.model is not read; convert it once"):
+    with pytest.raises(ValueError, match=r"spiece\.model has an unsupported format"):
         read_tokenizer(tmp_path)

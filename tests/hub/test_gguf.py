@@ -67,8 +67,8 @@ def written(name, path, dtype="f32"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_llama_cpp_generates_the_same_tokens(name, tmp_path):
-    """The ids of a text are equal, and so are the 40 greedy tokens after it."""
+def test_llama_cpp_generates_the_same_tokens_from_exported_model(name, tmp_path):
+    """llama.cpp gives the same ids for a text and the same 40 greedy tokens after it."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     model, variables = written(name, tmp_path / "model.gguf")
     text = "the tide came in twice"
@@ -83,7 +83,7 @@ def test_llama_cpp_generates_the_same_tokens(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_default_run_writes_the_same_text_in_llama_cpp(tmp_path):
+def test_model_trained_with_defaults_generates_the_same_text_in_llama_cpp(tmp_path):
     """The run is trained and exported as in the README."""
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     _, prompt, expected = default_run(tmp_path)
@@ -94,7 +94,7 @@ def test_the_default_run_writes_the_same_text_in_llama_cpp(tmp_path):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_q8_0_stores_matrices_as_integers(tmp_path):
+def test_gguf_q8_0_export_stores_only_matrices_as_integers(tmp_path):
     """34 bytes for 32 numbers, which share a scale. Norms and biases are unchanged."""
     sizes = {}
     for dtype in ("f32", "q8_0"):
@@ -108,7 +108,7 @@ def test_q8_0_stores_matrices_as_integers(tmp_path):
 
 
 @pytest.mark.parametrize("name", mostly_slow(["llama linear", "qwen3 linear"], "qwen3 linear"))
-def test_linear_scaling_is_stored_as_two_keys(name, tmp_path):
+def test_gguf_file_stores_linear_rope_scaling_as_two_keys(name, tmp_path):
     """There is no tensor of factors, which only the architecture LLAMA has."""
     written(name, tmp_path / "model.gguf")
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
@@ -119,12 +119,12 @@ def test_linear_scaling_is_stored_as_two_keys(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_model_that_an_architecture_lacks_is_refused(name, tmp_path):
+def test_model_unsupported_by_llama_cpp_is_rejected(name, tmp_path):
     options, field = REFUSED[name]
     model = tiny.build(**SIZES | options)
     family = name.split()[0] if name.startswith("qwen") else None
     with pytest.raises(ValueError, match=field):
-        export_gguf(tmp_path / "x", model, shapes(model), foreign.tokenizer(), family=family)
+        export_gguf(tmp_path / "x", model, shapes(model), foreign.tokenizer(), model_type=family)
     assert not list(tmp_path.iterdir())
 
 
@@ -133,8 +133,8 @@ def shapes(model):
     return jax.tree.map(lambda x: np.zeros(x.shape, np.float32), tiny.shapes(model))
 
 
-def test_a_model_or_path_that_cannot_be_written_is_refused(tmp_path):
-    """A missing tokenizer, a window, and a path that exists."""
+def test_gguf_export_requires_a_tokenizer_and_rejects_windows_and_existing_paths(tmp_path):
+    """A missing tokenizer, a model with windows, or an existing path raises ValueError."""
     model = tiny.build(**{**MODELS["llama"], **SIZES})
     variables = tiny.weights(model, 0)
     with pytest.raises(ValueError, match="tokenizer is None"):

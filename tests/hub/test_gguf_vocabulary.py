@@ -186,7 +186,7 @@ TEXTS = st.lists(
 
 
 @pytest.mark.parametrize("name", HERE)
-def test_byte_level_bpe_encodes_as_llama_cpp(name, tmp_path):
+def test_byte_level_bpe_gives_the_token_ids_of_llama_cpp(name, tmp_path):
     tokenizer, fields = written(tmp_path / "x.gguf", of_bytes(name))
     assert (fields["ggml.model"], fields["ggml.pre"]) == ("gpt2", name)
 
@@ -198,7 +198,7 @@ def test_byte_level_bpe_encodes_as_llama_cpp(name, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "metaspace"])
-def test_bpe_of_sentencepiece_encodes_as_llama_cpp(kind, tmp_path):
+def test_sentencepiece_bpe_gives_the_token_ids_of_llama_cpp(kind, tmp_path):
     tokenizer, fields = written(tmp_path / "x.gguf", of_sentencepiece(kind))
     assert (fields["ggml.model"], fields["ggml.pre"]) == ("llama", "default")
     assert fields["ggml.add_space_prefix"] == (kind != "gemma")
@@ -212,7 +212,7 @@ def test_bpe_of_sentencepiece_encodes_as_llama_cpp(kind, tmp_path):
     check()
 
 
-def test_the_types_of_tokens(tmp_path):
+def test_gguf_file_stores_token_types(tmp_path):
     tokenizer, fields = written(tmp_path / "x.gguf", of_sentencepiece("llama"))
     types = {text: fields["ggml.token_type"][n] for n, text in enumerate(fields["ggml.tokens"])}
     expected = {"<unk>": 2, "<s>": 3, "<0x0A>": 6, "▁the": 1, "é": 1, "<tool>": 4}
@@ -247,7 +247,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_special_ids_and_the_chat_template(name, tmp_path):
+def test_gguf_file_stores_special_ids_and_chat_template(name, tmp_path):
     make, kind, options, special, expected = CASES[name]
     settings = None if options is None else {"tokenizer_config.json": options}
     _, fields = written(tmp_path / "x.gguf", make(kind), settings, special)
@@ -260,7 +260,7 @@ def test_special_ids_and_the_chat_template(name, tmp_path):
     assert fields.get("chat_template") == (options or {}).get("chat_template")
 
 
-def test_templates_with_names_are_stored(tmp_path):
+def test_gguf_file_stores_named_chat_templates(tmp_path):
     named = [{"name": "default", "template": CHAT}, {"name": "rag", "template": "{{ x }}"}]
     settings = {"tokenizer_config.json": {"chat_template": named}}
     _, fields = written(tmp_path / "x.gguf", of_bytes("gpt-2"), settings)
@@ -283,7 +283,7 @@ def steps_of(content: dict) -> list:
 
 LETTERS = {"type": "Split", "pattern": {"Regex": "[a-z]+"}, "behavior": "Isolated", "invert": False}
 REFUSED = {
-    "words": (word_level, "tokenizer is WordLevel; only BPE can be exported to GGUF"),
+    "words": (word_level, "the tokenizer's type is WordLevel; only BPE can be exported to GGUF"),
     "a prefix": (
         lambda: other(
             lambda x: x["pre_tokenizer"]["pretokenizers"][0].update(add_prefix_space=True)
@@ -306,7 +306,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_tokenizer_that_llama_cpp_lacks_is_refused(name, tmp_path):
+def test_tokenizer_unsupported_by_llama_cpp_is_rejected(name, tmp_path):
     make, reason = REFUSED[name]
     tokenizer = Subwords(make(), SpecialTokens((2,), 1))
     model = tiny.build(**{**SIZES, **LLAMA, "vocab_size": 400})
@@ -315,11 +315,11 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_refused(name, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_merge_is_named(tmp_path):
+def test_gguf_export_warns_about_missing_bpe_merge(tmp_path):
     """llama.cpp merges all tokens whose joint text is a token."""
     content = json.loads(of_sentencepiece("llama").to_str())
     content["model"]["merges"].remove(["▁t", "h"])
-    with pytest.warns(UserWarning, match="'▁t', 'h' and '▁th'"):
+    with pytest.warns(UserWarning, match="'▁t' and 'h' to '▁th'"):
         written(tmp_path / "x.gguf", tokenizers.Tokenizer.from_str(json.dumps(content)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -328,7 +328,7 @@ def test_a_missing_merge_is_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*HERE, "llama", "gemma", "metaspace"])
-def test_llama_cpp_gives_the_same_ids_and_tokens(name, tmp_path):
+def test_llama_cpp_and_jaxformer_encode_and_generate_equal_tokens(name, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     made = of_bytes(name) if name in HERE else of_sentencepiece(name)
     tokenizer, _ = written(tmp_path / "x.gguf", made)

@@ -146,7 +146,7 @@ BROKEN = {
         ),
         ["transformer.wte.weight", "missing"],
     ),
-    "width is absurd": (config(n_embd=65536), [WEIGHTS, "by config.json", "65536"]),
+    "width is absurd": (config(n_embd=65536), [WEIGHTS, "config.json requires", "65536"]),
     "epsilon has 400 digits": (
         lambda folder: text(
             "config.json",
@@ -162,7 +162,7 @@ BROKEN = {
     ),
     "a head of its own beside tied embeddings": (
         tensors(lambda x: x | {"lm_head.weight": x["transformer.wte.weight"] + 1}),
-        ["lm_head.weight", "differs", "transformer.wte.weight"],
+        ["lm_head.weight", "must equal", "transformer.wte.weight"],
     ),
     "class is a list of numbers": (config(architectures=[7]), ["config.json", "architectures"]),
     "head is not implemented": (
@@ -248,7 +248,7 @@ BROKEN = {
     "a file of the index leads away": (link_away, [FIRST, "is a link", "outside"]),
     "a tensor is in the other file": (
         places(lambda x: x.replace("00001", "00002")),
-        [INDEX, "transformer", "against the index"],
+        [INDEX, "transformer", "this index is wrong"],
     ),
     "tokenizer is no JSON": (text("tokenizer.json", "{"), ["tokenizer.json"]),
     "tokenizer is a list": (text("tokenizer.json", "[]"), ["tokenizer.json"]),
@@ -261,11 +261,11 @@ BROKEN = {
     "tokenizer is of another model": (larger_tokenizer, ["tokenizer.json", "5000", "vocab_size"]),
     "tokenizer makes a text longer": (
         of_tokenizer(normalizer=growing(1000)),
-        ["tokenizer.json", "longer"],
+        ["tokenizer.json", "lengthen a text"],
     ),
     "tokenizer makes a text longer by steps": (
         of_tokenizer(normalizer={"type": "Sequence", "normalizers": [growing(16)] * 3}),
-        ["tokenizer.json", "longer"],
+        ["tokenizer.json", "lengthen a text"],
     ),
     "tokenizer's model is a number": (of_tokenizer(model=7), ["tokenizer.json"]),
     "tokenizer's template names a token that is absent": (
@@ -337,7 +337,7 @@ def memory():
     [*BROKEN, *(f"llama: {name}" for name in BROKEN_LLAMA)],
     ids=lambda wrong: wrong.replace(" ", "-"),  # a name that tests/mutation can use
 )
-def test_a_broken_folder_is_refused(wrong, tmp_path, capsys, memory):
+def test_import_error_for_malformed_model_folder_is_one_line(wrong, tmp_path, capsys, memory):
     """One line with file and key, exit status 2, no output folder, little memory."""
     is_llama = wrong.startswith("llama: ")
     change, named = BROKEN_LLAMA[wrong.removeprefix("llama: ")] if is_llama else BROKEN[wrong]
@@ -355,7 +355,7 @@ def test_a_broken_folder_is_refused(wrong, tmp_path, capsys, memory):
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
-def test_what_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
+def test_import_rejects_missing_model_folder_or_existing_output(tmp_path, capsys, monkeypatch):
     """The source is neither a folder nor a hub id, there is no network, or the output exists."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
@@ -363,8 +363,8 @@ def test_what_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine.txt").write_text("mine")
     cases = {
-        ("no/such/folder", "out"): "no/such/folder is no folder",
-        ("nobody/nothing-of-this-name", "out"): "nobody/nothing-of-this-name is no folder",
+        ("no/such/folder", "out"): "no/such/folder does not exist",
+        ("nobody/nothing-of-this-name", "out"): "nobody/nothing-of-this-name is not a local folder",
         (str(tmp_path / "model"), str(tmp_path / "full")): "full already exists",
         (str(tmp_path / "model"), str(tmp_path / "no" / "out")): "no is not a folder",
     }
@@ -376,5 +376,5 @@ def test_what_is_not_there_is_refused(tmp_path, capsys, monkeypatch):
     assert not Path("out").exists() and os.listdir(tmp_path / "full") == ["mine.txt"]
 
 
-def test_there_are_at_least_64_cases():
+def test_at_least_64_malformed_model_folders_are_tested():
     assert len(BROKEN) + len(BROKEN_LLAMA) >= 64

@@ -13,8 +13,8 @@ from tests.hub import foreign
 from tests.properties import tiny
 
 
-@pytest.mark.parametrize("write", [jf.save, jf.export])
-def test_adapted_parameters_are_written_after_merge_adapter(write, tmp_path):
+@pytest.mark.parametrize("write", [pytest.param(jf.save, marks=pytest.mark.slow), jf.export])
+def test_lora_parameters_are_written_only_after_merge_adapter(write, tmp_path):
     """Without it, the error names the function. Merged parameters give the same logits."""
     model = tiny.build(**foreign.GPT2)
     params = tiny.weights(model, 0)["params"]

@@ -31,7 +31,7 @@ def number(code, scale):
 
 
 @given(byte=st.integers(0, 255), scale=st.integers(0, 255), place=st.integers(0, 15))
-def test_a_byte_holds_two_numbers_the_lower_bits_first(byte, scale, place):
+def test_lower_four_bits_of_mxfp4_byte_are_the_first_number(byte, scale, place):
     blocks, scales = np.zeros((1, 2, 1, 16), np.uint8), np.full((1, 2, 1), 127, np.uint8)
     blocks[0, 1, 0, place], scales[0, 1, 0] = byte, scale
     found = decode(blocks, scales)
@@ -63,7 +63,7 @@ def model():
 
 def write(folder, change=lambda tensors: tensors, **options):
     """Writes a folder of gpt-oss whose experts are packed."""
-    jf.export(folder, model(), tiny.weights(model(), 0), family="gpt_oss")
+    jf.export(folder, model(), tiny.weights(model(), 0), model_type="gpt_oss")
 
     def pack(tensors):
         for seed, name in enumerate(PACKED):
@@ -76,7 +76,7 @@ def write(folder, change=lambda tensors: tensors, **options):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_folder_is_read_and_exported_without_packing(dtype, tmp_path):
+def test_mxfp4_weights_are_unpacked_by_load_and_stay_unpacked_in_export(dtype, tmp_path):
     """The columns of `gate_up_proj` belong to gate and up in turn."""
     write(tmp_path / "packed")
     found = jf.load(tmp_path / "packed", dtype=dtype)
@@ -109,12 +109,12 @@ BROKEN = {
     "scales of other blocks": (
         with_part(f"{FIRST}_scales", np.zeros((3, 32, 1), np.uint8)),
         {},
-        r"_scales is \(3, 32, 1\); by config.json it must be \(3, 32, 2\)",
+        r"_scales is \(3, 32, 1\); config.json requires \(3, 32, 2\)",
     ),
     "blocks of another shape": (
         with_part(f"{FIRST}_blocks", np.zeros((3, 32, 2, 8), np.uint8)),
         {},
-        r"_blocks is \(3, 32, 2, 8\); by config.json it must be \(3, 32, 2, 16\)",
+        r"_blocks is \(3, 32, 2, 8\); config.json requires \(3, 32, 2, 16\)",
     ),
     "blocks are floats": (
         with_part(f"{FIRST}_blocks", np.zeros((3, 32, 2, 16), np.float32)),
@@ -124,7 +124,7 @@ BROKEN = {
     "another width": (
         lambda x: x,
         {"intermediate_size": 32},
-        r"by config.json it must be \(3, 64,",
+        r"config.json requires \(3, 64,",
     ),
     "another method": (
         lambda x: x,
@@ -138,7 +138,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_folder_is_refused(name, tmp_path):
+def test_malformed_mxfp4_folder_is_rejected(name, tmp_path):
     change, options, message = BROKEN[name]
     write(tmp_path / "packed", change, **options)
     with pytest.raises(ValueError, match=message) as caught:
@@ -146,11 +146,11 @@ def test_a_broken_folder_is_refused(name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_only_whole_blocks_are_read(tmp_path):
+def test_incomplete_mxfp4_block_is_rejected(tmp_path):
     blocks, scales = (
         Tensor(f"down_{part}", tmp_path / "weights", "U8", shape, 0)
         for part, shape in (("blocks", (3, 8, 1, 16)), ("scales", (3, 8, 1)))
     )
     PackedTensor("down", blocks, scales).check((3, 32, 8))
-    with pytest.raises(ValueError, match=r"blocks of 32 inputs; by config.json it has 48 inputs"):
+    with pytest.raises(ValueError, match=r"of 32 inputs, but config.json requires 48"):
         PackedTensor("down", blocks, scales).check((3, 48, 8))

@@ -1,4 +1,4 @@
-"""Regular expressions of unknown origin: the same answers as `re`, in polynomial time."""
+"""Untrusted regular expressions give the same results as `re`, in polynomial time."""
 
 import re
 import time
@@ -29,7 +29,7 @@ PATTERNS = st.recursive(st.sampled_from(ATOMS), larger, max_leaves=6)
 
 
 @given(PATTERNS, st.lists(st.text("ab0._-", max_size=6), min_size=20, max_size=20))
-def test_a_pattern_matches_the_names_that_re_matches(pattern, names):
+def test_adapter_name_pattern_matches_the_same_names_as_python_re(pattern, names):
     expected = [re.fullmatch(pattern, name) is not None for name in names]
     assert [fully_matches(pattern, name) for name in names] == expected
 
@@ -38,8 +38,8 @@ def test_a_pattern_matches_the_names_that_re_matches(pattern, names):
     "pattern",
     ["(a+)+$", "(a|a)*b", "(.|.)" * 40 + "b", "((a?){1000}){1000}b", "(?:" * 40 + "a" + ")*" * 40],
 )
-def test_no_pattern_takes_exponential_time(pattern):
-    """`re` would not finish. Also holds for a name of unusual length."""
+def test_adapter_name_patterns_match_in_polynomial_time(pattern):
+    """Patterns on which `re` takes exponential time finish quickly, even for long names."""
     started = time.monotonic()
     fully_matches(pattern, "a" * 60 + "c")
     assert time.monotonic() - started < 5
@@ -48,15 +48,15 @@ def test_no_pattern_takes_exponential_time(pattern):
 @pytest.mark.parametrize(
     ("pattern", "words"),
     [
-        ("(a", "it is no regular expression"),
-        ("a{2,1}", "it is no regular expression"),
-        ("(?=a)a", "it uses assert"),
-        (r"(a)\1", "it uses groupref"),
-        ("(?i)a", "flags are not supported"),
-        ("(?i:a)", "it uses subpattern"),
+        ("(a", "it is not a regular expression"),
+        ("a{2,1}", "it is not a regular expression"),
+        ("(?=a)a", "it uses the operator assert"),
+        (r"(a)\1", "it uses the operator groupref"),
+        ("(?i)a", "inline flags such as (?i) are not supported"),
+        ("(?i:a)", "it uses the operator subpattern"),
         ("(" * 60 + ")" * 60, "nested more than 50 deep"),
         ("(" * 1500 + ")" * 1500, "it is longer than 2000 characters"),
     ],
 )
-def test_an_unsupported_pattern_is_refused(pattern, words):
+def test_unsupported_adapter_name_pattern_is_rejected(pattern, words):
     assert words in error_of(check_pattern, pattern)

@@ -15,7 +15,7 @@ from jaxformer.models.config.check import entries
 from tests.hub.configs import EDITS, ROPES, base
 from tests.slow import mostly_slow
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*the class in transformers does not read it")
+pytestmark = pytest.mark.filterwarnings("ignore:.*unknown to the class in transformers")
 CHECKED = {"architectures", "num_labels", "id2label"}  # only some classes depend on these
 CHECKED |= {"num_experts", "num_local_experts"}  # two names of one number: both must be equal
 
@@ -69,15 +69,15 @@ def other_values(key: str, value) -> tuple:
 
 
 @pytest.mark.parametrize("family", mostly_slow(FAMILIES, "llama", "gemma3_text", "bert"))
-def test_every_option_that_is_taken_reaches_the_config(family):
-    """In some file of the family, another value of its type changes the config or is refused."""
+def test_every_config_json_option_changes_the_config_or_is_rejected(family):
+    """In some config of the family, another value changes the result or is rejected."""
     taken, used, ignored = set(), set(), set()
     for content in contents(family):
         try:
             config, options = read(family, content)
         except ValueError:
             continue
-        taken |= options.taken - options.required
+        taken |= options.taken.keys() - options.required
         ignored |= options.ignored.keys()
         for key in taken - used:
             for value in other_values(key, content.get(key)):
@@ -92,7 +92,7 @@ def test_every_option_that_is_taken_reaches_the_config(family):
     assert not ignored & {"vocab_size", "hidden_size", "d_model", "num_hidden_layers"}
 
 
-def test_no_reader_discards_a_value():
+def test_code_uses_the_value_of_every_config_json_option_it_reads():
     """An option whose value is unused is declared with `ignore` or checked with `require`."""
     found = []
     for path in Path(hub.__path__[0]).rglob("*.py"):
@@ -108,15 +108,23 @@ def test_no_reader_discards_a_value():
 
 @pytest.mark.parametrize("kind", ["yarn", "llama3"])
 @pytest.mark.parametrize("option", ["rope_parameters", "rope_scaling"])
-def test_the_original_length_outside_has_priority(kind, option):
-    """As in transformers. The inner length is used if there is no outer one."""
+def test_original_length_outside_rope_scaling_takes_precedence(kind, option):
+    """As in transformers, the outer length takes precedence over the inner length."""
     content = FAMILIES["llama"].to_options(base("llama"))
     scaling = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     if kind == "yarn":
         scaling = {"rope_type": kind, "factor": 4.0}
-    for outside, inside, right in ((32, 16, 32), (32, None, 32), (None, 16, 16), (None, None, 64)):
+    for outside, inside, longest, right in (
+        (32, 16, 64, 32),
+        (32, None, 64, 32),
+        (None, 16, 64, 16),
+        (None, None, 64, 64),
+        (32, 16, None, 32),
+        (None, 16, None, 16),
+        (None, None, None, 2048),  # the default of max_position_embeddings
+    ):
         own = scaling | {"original_max_position_embeddings": inside}
-        edits = {"rope_parameters": None, option: own}
+        edits = {"rope_parameters": None, option: own, "max_position_embeddings": longest}
         edits |= {"original_max_position_embeddings": outside}
         config, _ = read("llama", content | edits)
         assert config.rotary_scaling == jf.RotaryScaling(kind, 4.0, right)
@@ -127,8 +135,8 @@ WHOLE_HEADS += ["starcoder2"]
 
 
 @pytest.mark.parametrize("family", [*WHOLE_HEADS, "gemma3_text", "modernbert"])
-def test_a_partial_rotation_is_refused_for_classes_that_rotate_whole_heads(family):
-    """On export. In a file such a class ignores the fraction, or fails if positions are scaled."""
+def test_export_rejects_partial_rotary_for_families_that_rotate_whole_heads(family):
+    """Export rejects a partial rotation, which such a class would ignore."""
     config = base(family)
     with pytest.raises(ValueError, match=r"rotary_fraction is 0\.5"):
         FAMILIES[family].to_options(replace(config, rotary_fraction=0.5))
@@ -142,7 +150,7 @@ def test_a_partial_rotation_is_refused_for_classes_that_rotate_whole_heads(famil
 
 # family: fields that its class lacks
 NOT_THERE = {
-    "gemma3_text": {"attention_cap": 2.0},
+    "gemma3_text": {"attention_softcap": 2.0},
     "gemma2": {"attention_scale": 0.3},
     "olmoe": {"head_dim": 4},
     "phi3": {"rotary_scaling": jf.RotaryScaling("linear", 2.0)},
@@ -154,7 +162,7 @@ NOT_THERE = {
 
 
 @pytest.mark.parametrize("family", NOT_THERE)
-def test_a_field_that_a_class_lacks_is_refused_by_name(family):
+def test_export_error_names_config_field_unsupported_by_the_family(family):
     changes = NOT_THERE[family]
     name = "hidden_act" if family == "roberta" else next(iter(changes))
     if family == "phi3":
@@ -163,7 +171,7 @@ def test_a_field_that_a_class_lacks_is_refused_by_name(family):
         FAMILIES[family].to_options(replace(base(family), **changes))
 
 
-def test_equivalent_configs_export_alike():
+def test_equivalent_configs_export_to_equal_options():
     """None equals 1/√head_dim; some fields have no effect; some patterns have equal entries."""
     for family in ("gemma2", "gemma3_text", "llama"):
         config = base(family)
@@ -180,8 +188,8 @@ def test_equivalent_configs_export_alike():
 
 
 @pytest.mark.parametrize("named", [["RobertaForMaskedLM"], "RobertaForMaskedLM", None, []])
-def test_the_head_of_roberta_applies_gelu_regardless_of_its_blocks(named):
-    """Other classes of the family have no such head."""
+def test_only_roberta_with_a_masked_token_head_requires_gelu(named):
+    """Only the class with the masked-token head restricts the activation to GELU."""
     content = FAMILIES["roberta"].to_options(base("roberta"))
     with pytest.raises(ValueError, match="hidden_act is 'relu'"):
         read("roberta", content | {"hidden_act": "relu", "architectures": named})

@@ -19,15 +19,15 @@ from tests.properties import tiny
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", foreign.MODELS)
-def test_their_weights_with_the_adapter_are_ours_merged(family, tmp_path):
-    """Compares each tensor, also maps that fuse several of ours. Other tensors equal the base's."""
+def test_base_weights_plus_exported_update_equal_merged_weights(family, tmp_path):
+    """Compares each tensor, including fused layers; tensors without an update are unchanged."""
     _, variables = foreign.write(tmp_path / "base", family)
     paths = [path for path in flat(variables["params"]) if path.endswith("/kernel")]
     maps = sorted({path.split("/")[-2] for path in paths})
-    lora = LoraConfig(lora_rank=3, lora_alpha=5.0, lora_maps=",".join(maps))
+    lora = LoraConfig(lora_rank=3, lora_alpha=5.0, lora_target_modules=",".join(maps))
     learnt(tmp_path / "base", lora, tmp_path / "run")
     export_adapter(tmp_path / "adapter", tmp_path / "run")
-    jf.export(tmp_path / "merged", *jf.load(tmp_path / "run"), family=family)
+    jf.export(tmp_path / "merged", *jf.load(tmp_path / "run"), model_type=family)
     base, merged = (load_file(tmp_path / x / "model.safetensors") for x in ("base", "merged"))
     options = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     adapter = load_file(tmp_path / "adapter/adapter_model.safetensors")
@@ -51,27 +51,27 @@ def test_their_weights_with_the_adapter_are_ours_merged(family, tmp_path):
         np.testing.assert_array_equal(merged[name], base[name])
 
 
-def test_a_missing_section_from_is_named(tmp_path):
+def test_exporting_adapter_without_path_of_its_base_raises_error(tmp_path):
     """Exporting a run without the path of its base raises the same error as loading it."""
     foreign.write(tmp_path / "base", "gpt2")
     learnt(tmp_path / "base", LoraConfig(lora_rank=2), tmp_path / "run")
     path = tmp_path / "run/config.json"
     sections = json.loads(path.read_text())
-    del sections["from"]
+    del sections["init_from"]
     path.write_text(json.dumps(sections))
     message = error_of(export_adapter, tmp_path / "adapter", tmp_path / "run")
     assert message == error_of(jf.load, tmp_path / "run")
-    assert message.startswith(f"{path} has no section 'from'")
+    assert message.startswith(f"{path} has no section 'init_from'")
     assert not (tmp_path / "adapter").exists()
 
 
 @pytest.mark.parametrize("maps", ["up", "down", "router"])
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-def test_an_adapter_of_experts_is_refused(family, maps, tmp_path):
-    """PEFT updates linear layers. A class stores its experts as parameters of another kind."""
+def test_exporting_adapter_of_experts_is_rejected(family, maps, tmp_path):
+    """PEFT updates linear layers only, but transformers stores experts as other parameters."""
     model = jf.build(base(family))
-    jf.export(tmp_path / "base", model, tiny.weights(model, 0), family=family)
-    learnt(tmp_path / "base", LoraConfig(lora_rank=2, lora_maps=maps), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"the router and the experts are no linear maps"):
+    jf.export(tmp_path / "base", model, tiny.weights(model, 0), model_type=family)
+    learnt(tmp_path / "base", LoraConfig(lora_rank=2, lora_target_modules=maps), tmp_path / "run")
+    with pytest.raises(ValueError, match=r"PEFT cannot update the router and the experts"):
         export_adapter(tmp_path / "adapter", tmp_path / "run")
     assert not (tmp_path / "adapter").exists()

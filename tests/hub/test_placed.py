@@ -9,9 +9,9 @@ import jaxformer as jf
 from jaxformer.artifacts.checkpoint import CheckpointWriter
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli.checkpoints import RunArguments, load_model
-from jaxformer.models.config import kind_of
+from jaxformer.models.config import architecture_name
 from jaxformer.models.config.lora import LoraConfig
-from jaxformer.models.mesh import AXES, make_mesh, shardings
+from jaxformer.models.sharding.parameters import AXES, make_mesh, shardings
 from jaxformer.training.config import MeshSizes
 from tests.hub import foreign
 from tests.hub.adapters import learnt
@@ -39,15 +39,15 @@ def run(folder):
     made = RunFolder(folder)
     folder.mkdir()
     tokenizer.save(made.tokenizer)
-    made.write_config({"kind": kind_of(model.config), "model": model.config})
+    made.write_config({"kind": architecture_name(model.config), "model": model.config})
     with CheckpointWriter(made.checkpoints) as writer:
         writer.save(1, variables["params"], {"key": np.zeros(1)}, {})
 
 
 @pytest.mark.parametrize("how", [{}, {"dtype": "bfloat16"}])
 @pytest.mark.parametrize("make", [theirs, saved, adapted, run])
-def test_parameters_are_loaded_to_where_they_live(make, how, tmp_path):
-    """For each format, with the same values, on a mesh of one device."""
+def test_parameters_are_loaded_with_their_shardings(make, how, tmp_path):
+    """In each format, parameters on a mesh of one device have the expected shardings and values."""
     make(tmp_path / "found")
     mesh = make_mesh({"fsdp": 1}, jax.devices()[:1])
     model, variables, _ = jf.load(tmp_path / "found", **how)
@@ -57,7 +57,7 @@ def test_parameters_are_loaded_to_where_they_live(make, how, tmp_path):
     jax.tree.map(lambda x, where: np.testing.assert_equal(x.sharding, where), placed, wanted)
 
 
-def test_a_verb_computes_on_its_mesh(tmp_path):
+def test_command_loads_a_checkpoint_on_the_requested_mesh(tmp_path):
     saved(tmp_path / "found")
     for mesh, axes in (
         (None, ()),

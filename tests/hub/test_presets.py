@@ -17,7 +17,7 @@ EXPORTED |= PRESETS
 
 
 @pytest.mark.parametrize("name", EXPORTED)
-def test_a_preset_has_a_family(name):
+def test_every_preset_can_be_exported(name):
     family, config, options = counterpart(EXPORTED[name].resolved, FAMILIES.values())
     assert type(config) is family.config
     is_bare = not family.architectures[options["architectures"][0]].get("head_bias", True)

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file
 
 import jaxformer as jf
 from jaxformer.hub.families import FAMILIES, t5
-from jaxformer.hub.foreign import family_of
+from jaxformer.hub.huggingface import find_format
 from jaxformer.hub.options import Options
 from tests.hub import foreign
 from tests.hub.configs import base
@@ -119,7 +119,7 @@ PUBLISHED = {
             "sliding_window": 4096,
         },
         {
-            "norm_position": "output",
+            "norm_position": "post_sublayer",
             "query_key_norm": "all",
             "rotary_base": 500000.0,
             "window": (4096, None),
@@ -335,10 +335,10 @@ PUBLISHED = {
         LLAMA | {"hidden_act": "gelu", "hidden_activation": None},
         {"activation": "geglu_tanh"},
     ),
-    ("gemma2", "Gemma2ForCausalLM"): (GEMMA2, {"attention_cap": 50.0, "logits_cap": 30.0}),
+    ("gemma2", "Gemma2ForCausalLM"): (GEMMA2, {"attention_softcap": 50.0, "logits_softcap": 30.0}),
     ("gemma2", "Gemma2ForCausalLM", "none"): (
         GEMMA2 | {"attn_logit_softcapping": None, "sliding_window_size": 16},
-        {"attention_cap": None, "logits_cap": 30.0},
+        {"attention_softcap": None, "logits_softcap": 30.0},
     ),
     ("modernbert", "ModernBertForMaskedLM"): (
         {
@@ -362,22 +362,22 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*the class in transformers does not read it")
+@pytest.mark.filterwarnings("ignore:.*unknown to the class in transformers")
 @pytest.mark.parametrize("name", PUBLISHED, ids="-".join)
-def test_every_option_is_known(name):
+def test_published_checkpoint_options_determine_the_config(name):
     model_type, architecture, *_ = name
     content, meant = PUBLISHED[name]
     content = {**content, "model_type": model_type, "architectures": [architecture]}
     options = Options(json.loads(json.dumps(content)), "config.json")
-    config = family_of(options).to_config(options)
+    config = find_format(options).to_config(options)
     assert {field: getattr(config, field) for field in meant} == meant
 
 
-def test_an_option_that_contradicts_the_one_it_repeats_is_refused():
+def test_contradictory_options_of_a_published_config_are_rejected():
     content = BART | {"num_hidden_layers": 6, "model_type": "bart"}
     options = Options(content, "config.json")
     with pytest.raises(ValueError, match="num_hidden_layers is 6"):
-        family_of(options).to_config(options)
+        find_format(options).to_config(options)
 
 
 # Options of published files that the class in transformers does not read.
@@ -392,7 +392,7 @@ UNREAD = {
 
 
 @pytest.mark.parametrize("name", UNREAD)
-def test_options_that_the_class_does_not_read_are_named_and_ignored(name):
+def test_options_unused_by_transformers_class_are_ignored_with_warning(name):
     content = FAMILIES[name].to_options(base(name))
     added = UNREAD[name]
     plain = {"rope_parameters": {**added["rope_parameters"]}} if name == "qwen3" else {}
@@ -411,14 +411,14 @@ def test_options_that_the_class_does_not_read_are_named_and_ignored(name):
 
 @pytest.mark.parametrize("option", ["pruned_heads", "quantization_config", "tie_encoder_decoder"])
 @pytest.mark.parametrize("name", ["llama", "bert", "t5"])
-def test_options_of_the_class_that_are_not_implemented_stay_refused(name, option):
+def test_unimplemented_options_of_transformers_class_are_rejected(name, option):
     content = FAMILIES[name].to_options(base(name)) | {option: {"0": [1]}}
     with pytest.raises(ValueError, match=option):
         FAMILIES[name].to_config(Options(content, "config.json"))
 
 
-def test_a_file_of_a_bare_model_omits_the_prefix(tmp_path):
-    """Like GPT-2's own file, whose tensor names lack the name of the model."""
+def test_weights_with_tensor_names_without_prefix_are_loaded(tmp_path):
+    """The published file of GPT-2, for example, has tensor names without the prefix."""
     _, variables = foreign.write(tmp_path / "model", "gpt2")
     foreign.tensors(
         tmp_path / "model",
@@ -429,7 +429,7 @@ def test_a_file_of_a_bare_model_omits_the_prefix(tmp_path):
 
 
 @pytest.mark.parametrize("is_beside", [True, False], ids=["beside", "alone"])
-def test_the_embeddings_may_have_the_name_of_the_head(is_beside, tmp_path):
+def test_tied_embeddings_may_be_stored_under_the_name_of_the_head(is_beside, tmp_path):
     """Files store a tied table twice, or only under the name of the head."""
     _, variables = foreign.write(tmp_path / "model", "gpt2")
     table = "transformer.wte.weight"
@@ -443,21 +443,21 @@ def test_the_embeddings_may_have_the_name_of_the_head(is_beside, tmp_path):
     np.testing.assert_array_equal(found, variables["params"]["embedding"]["tokens"])
 
 
-def test_a_model_with_windows_in_some_layers_is_not_exported_as_mistral(tmp_path):
-    """That class gives every layer the window, so another family is used."""
+def test_mistral_export_rejects_model_with_windows_in_some_layers(tmp_path):
+    """Mistral's class has windows in every layer, so export uses another family."""
     options = {**foreign.LLAMA, "num_layers": 2, "use_bias": False}
     model = foreign.tiny.build(**options)
     variables = foreign.tiny.weights(model, 0)
     assert jf.export(tmp_path / "out", model, variables) != "MistralForCausalLM"
     with pytest.raises(ValueError, match="window is"):
-        jf.export(tmp_path / "no", model, variables, family="mistral")
+        jf.export(tmp_path / "no", model, variables, model_type="mistral")
 
 
 @pytest.mark.parametrize(
     "said, length",
     [({}, 512), ({"n_positions": 256}, 256), ({"jaxformer_max_length": 9, "n_positions": 256}, 9)],
 )
-def test_a_t5_has_the_length_of_its_config_or_512(said, length):
+def test_max_length_of_imported_t5_defaults_to_512(said, length):
     """No table limits its positions, but a cache needs a length."""
     options = Options({"num_layers": 1, **said}, "config.json")
     assert t5.read(options)["max_length"] == length
@@ -465,21 +465,21 @@ def test_a_t5_has_the_length_of_its_config_or_512(said, length):
 
 @pytest.mark.parametrize("is_said_tied", [True, False])
 @pytest.mark.parametrize("name", ["shared.weight", "decoder.embed_tokens.weight", None])
-def test_a_t5_is_tied_if_its_file_has_one_table(name, is_said_tied):
-    """A table beside the head's is the embeddings', and the head then has its own kernel."""
+def test_t5_head_is_tied_only_if_the_file_has_one_embedding_table(name, is_said_tied):
+    """If a file has a second table, the head has a separate kernel."""
     tensors = {"lm_head.weight"} | ({name} if name else set())
     content = {"num_layers": 1, "tie_word_embeddings": is_said_tied}
     found = t5.read(Options(content, "config.json", tensors=tensors))["tie_embeddings"]
     assert found == (name is None and is_said_tied)
 
 
-def test_layers_with_and_without_experts_have_their_numbers_in_a_file(tmp_path):
+def test_exported_dense_and_expert_layers_are_numbered_by_depth(tmp_path):
     """Layers of both kinds are stacked apart here, and a file numbers them along the depth."""
     config = FAMILIES["qwen2_moe"].fixed | {"num_layers": 4, "num_experts": (0, 3), "expert_dim": 6}
     config |= {"shared_expert_dim": 5, "query_key_value_bias": True}
     model = foreign.tiny.build(**config)
     variables = foreign.tiny.weights(model, 0)
-    jf.export(tmp_path / "out", model, variables, family="qwen2_moe")
+    jf.export(tmp_path / "out", model, variables, model_type="qwen2_moe")
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     blocks = variables["params"]["blocks"]
     name = "model.layers.{}.mlp.{}up_proj.weight"

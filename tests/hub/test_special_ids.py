@@ -1,4 +1,4 @@
-"""A special id in config.json or generation_config.json is a token, none, or an error."""
+"""Special ids in config.json and generation_config.json are valid, missing, or rejected."""
 
 import json
 import warnings
@@ -25,7 +25,7 @@ def is_id(value):
 
 
 @given(st.sampled_from(FILES), st.sampled_from(KEYS), values)
-def test_an_id_is_a_token_or_none_or_an_error_with_file_and_key(tmp_path_factory, name, key, value):
+def test_special_token_id_in_config_file_is_read_or_rejected(tmp_path_factory, name, key, value):
     folder = tmp_path_factory.mktemp("ids")
     (folder / name).write_text(json.dumps({key: value}))
     is_list = isinstance(value, list) and key == "eos_token_id" and all(map(is_id, value))
@@ -42,7 +42,7 @@ def test_an_id_is_a_token_or_none_or_an_error_with_file_and_key(tmp_path_factory
 
 
 @pytest.mark.parametrize("value", [-2, [0, -1], 1.0, "0", True, [[0]]])
-def test_a_command_names_file_and_key(value, tmp_path, capsys):
+def test_command_reports_file_and_key_of_invalid_special_id(value, tmp_path, capsys):
     foreign.write(tmp_path / "theirs", "gpt2")
     foreign.options(tmp_path / "theirs", eos_token_id=value)
     (tmp_path / "theirs" / "generation_config.json").unlink()
@@ -51,8 +51,8 @@ def test_a_command_names_file_and_key(value, tmp_path, capsys):
     assert "config.json: eos_token_id" in said and len(said.splitlines()) == 1
 
 
-def test_a_byte_order_mark_is_dropped_from_every_file_of_a_folder(tmp_path):
-    """From config.json, generation_config.json and the tokenizer's files."""
+def test_byte_order_mark_is_removed_from_every_file_of_a_model_folder(tmp_path):
+    """A byte order mark in config.json, generation_config.json or tokenizer files is ignored."""
     from jaxformer.hub.load import opened
 
     foreign.write(tmp_path / "theirs", "gpt2")

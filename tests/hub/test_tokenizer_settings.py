@@ -54,7 +54,7 @@ BERT_IDS = [
 
 
 @pytest.mark.parametrize(("options", "text", "tokens"), BERT_IDS)
-def test_bert_reads_case_accents_and_chinese_characters(options, text, tokens, tmp_path):
+def test_bert_normalizer_options_determine_the_token_ids(options, text, tokens, tmp_path):
     ids = [IDS[token] for token in tokens.split()]
     assert read_tokenizer(bert(tmp_path, **options)).encode(text) == ids
 
@@ -67,21 +67,21 @@ ADDED = [
 
 
 @pytest.mark.parametrize("files", ADDED)
-def test_added_tokens_are_read_from_each_file_that_may_hold_them(files, tmp_path):
+def test_added_tokens_are_read_from_every_tokenizer_settings_file(files, tmp_path):
     tokenizer = read_tokenizer(bert(tmp_path, files.items()))
     assert tokenizer.encode("a tidewater") == [IDS["[UNK]"], 14]
     end = files.get("special_tokens_map.json", {}).get("sep_token", "[SEP]")
     assert tokenizer.encode_source("tide") == [IDS["[CLS]"], IDS["tide"], IDS[end]]
 
 
-def test_gpt2_reads_its_prefix_and_template(tmp_path):
+def test_gpt2_tokenizer_options_add_prefix_space_and_bos_token(tmp_path):
     ours = foreign.tokenizer()
     options = {"add_prefix_space": True, "add_bos_token": True}
     tokenizer = read_tokenizer(gpt2(tmp_path, **options))
     assert tokenizer.encode_source("the tide") == [0, *ours.encode(" the tide")]
 
 
-def test_t5_reads_the_number_of_its_sentinels(tmp_path):
+def test_t5_extra_ids_option_sets_the_number_of_extra_tokens(tmp_path):
     sizes = {n: read_tokenizer(t5(tmp_path, extra_ids=n)).vocab_size for n in (0, 7)}
     assert sizes[7] - sizes[0] == 7
 
@@ -113,12 +113,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("make", "options", "named"), REFUSED)
-def test_an_option_that_would_change_ids_is_refused_by_name(make, options, named, tmp_path):
+def test_unsupported_tokenizer_option_that_changes_ids_is_rejected(make, options, named, tmp_path):
     said = error_of(read_tokenizer, make(tmp_path, **options))
     assert named in said and str(tmp_path) in said
 
 
-def test_options_of_batches_chats_and_paths_change_nothing(tmp_path):
+def test_tokenizer_options_without_effect_on_ids_are_ignored(tmp_path):
     options = {"model_max_length": 512, "padding_side": "left", "chat_template": "{{ x }}"}
     options |= {"name_or_path": "somebody/bert", "do_lower_case": None, "never_split": None}
     tokenizer = read_tokenizer(bert(tmp_path, tokenizer_class="BertTokenizerFast", **options))
@@ -146,7 +146,7 @@ CONTRADICTIONS = [
     ({"strip_accents": False}, "strip_accents False"),
     ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars False"),
     (entry(99, single_word=True), "id 99"),
-    (entry(14), "single_word False"),
+    (entry(14), "single_word is False"),
     ({"eos_token": "[MASK]", "ids": {"eos_token_id": [3, 2]}}, "eos_token_id is 3 and 2"),
     ({"eos_token": "<end>"}, "eos_token '<end>'"),
     ({"bos_token": "[CLS]", "add_bos_token": True}, "add_bos_token True"),
@@ -154,14 +154,14 @@ CONTRADICTIONS = [
 
 
 @pytest.mark.parametrize(("options", "said"), CONTRADICTIONS)
-def test_a_contradiction_of_two_files_is_named(options, said, tmp_path):
+def test_contradictory_tokenizer_settings_files_give_a_warning(options, said, tmp_path):
     with pytest.warns(UserWarning) as caught:
         read_tokenizer(lowercasing(tmp_path, **options))
     (warning,) = caught
     assert said in str(warning.message) and "tokenizer.json is used" in str(warning.message)
 
 
-def test_files_that_agree_are_silent(tmp_path):
+def test_consistent_tokenizer_settings_files_give_no_warning(tmp_path):
     options = {"do_lower_case": True, "strip_accents": None, **entry(14, single_word=True)}
     options |= {"eos_token": "[SEP]", "ids": {"eos_token_id": 3}}
     with warnings.catch_warnings():
@@ -169,7 +169,7 @@ def test_files_that_agree_are_silent(tmp_path):
         read_tokenizer(lowercasing(tmp_path, **options))
 
 
-def test_every_file_that_is_read_is_downloaded():
+def test_download_includes_every_file_that_load_reads():
     patterns = (*_FILES, *_TOKENIZERS)
     for name in (
         *VOCABULARIES,
@@ -181,7 +181,7 @@ def test_every_file_that_is_read_is_downloaded():
         assert any(fnmatch(name, pattern) for pattern in patterns), name
 
 
-def test_added_tokens_that_the_normalizer_makes_equal_are_refused(tmp_path):
+def test_added_tokens_that_are_equal_after_normalization_are_rejected(tmp_path):
     """The library would match either of them at random."""
     settings = {"added_tokens.json": {"TideWater": 14, "tidewater": 15}}
     assert "'TideWater'" in error_of(read_tokenizer, bert(tmp_path, settings.items()))

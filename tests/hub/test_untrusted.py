@@ -1,4 +1,4 @@
-"""Folders of unknown origin: links that lead out of them, and circular chains of bases."""
+"""Untrusted folders: links to targets outside the folder, and circular chains of bases."""
 
 import json
 import os
@@ -50,8 +50,8 @@ def move_out(path: Path, to: Path):
 @pytest.mark.parametrize(
     "name", ["config.json", "model.safetensors", "tokenizer.json", "vocab.txt", "spiece.model"]
 )
-def test_a_file_of_a_model_must_not_link_outside(folder, tmp_path, name, capsys):
-    """Neither by an absolute nor by a relative path. The target's content is not shown."""
+def test_symbolic_link_out_of_model_folder_is_rejected(folder, tmp_path, name, capsys):
+    """Absolute and relative links out of the folder are rejected without reading the target."""
     move_out(folder / name, tmp_path / "outside")
     for target in (tmp_path / "outside", "../outside"):
         (folder / name).unlink()
@@ -59,8 +59,8 @@ def test_a_file_of_a_model_must_not_link_outside(folder, tmp_path, name, capsys)
         assert main(["import", str(folder), str(tmp_path / "out")]) == 2
         said = capsys.readouterr().err
         assert said == (
-            f"jaxformer: {folder / name} is a link to {target}, outside {folder}; put the file "
-            "itself there\n"
+            f"jaxformer: {folder / name} is a link to {target}, outside {folder}; replace "
+            "the link by the file\n"
         )
 
 
@@ -68,8 +68,8 @@ def test_a_file_of_a_model_must_not_link_outside(folder, tmp_path, name, capsys)
     "name",
     ["config.json", "metrics.jsonl", "samples.txt", "lock", "checkpoints/1/params/d", "tokens/x"],
 )
-def test_a_file_of_a_run_must_not_link_outside(run, tmp_path, name):
-    """Resuming would read the target or append to it."""
+def test_symbolic_link_to_file_outside_the_run_is_rejected(run, tmp_path, name):
+    """Resuming a run with such a link would read the target or append to it."""
     outside = tmp_path / "outside"
     move_out(run.path / name, outside)
     before = outside.read_bytes()
@@ -79,15 +79,15 @@ def test_a_file_of_a_run_must_not_link_outside(run, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "tokens", "base", "tensorboard"])
-def test_a_folder_of_a_run_must_not_link_outside(run, tmp_path, name):
+def test_symbolic_link_to_folder_outside_the_run_is_rejected(run, tmp_path, name):
     (tmp_path / "outside").mkdir()
     shutil.rmtree(run.path / name, ignore_errors=True)
     (run.path / name).symlink_to(tmp_path / "outside")
     assert f"{run.path / name} is a link" in error_of(read_run, run)
 
 
-def test_links_that_stay_inside_are_followed(folder, run, tmp_path):
-    """Links within a folder or to the folder itself, and those of Weights & Biases in a run."""
+def test_symbolic_links_inside_a_folder_are_followed(folder, run, tmp_path):
+    """Links within the folder, links to the folder, and links of Weights & Biases are accepted."""
     (tmp_path / "latest").symlink_to(folder)
     (folder / "model.safetensors").rename(folder / "weights")
     (folder / "model.safetensors").symlink_to("weights")
@@ -101,8 +101,8 @@ def test_links_that_stay_inside_are_followed(folder, run, tmp_path):
     assert "loop is a link" in error_of(opened, folder)
 
 
-def test_a_snapshot_of_the_hub_may_link_to_its_blobs(folder, tmp_path):
-    """As in the cache of huggingface_hub. Links to the blobs of another repository are refused."""
+def test_snapshot_in_hub_cache_may_link_only_to_its_own_blobs(folder, tmp_path):
+    """Links to blobs of the same repository are accepted, as in the hub's cache."""
     cache = tmp_path / "models--owner--name"
     snapshot = cache / "snapshots/0123abc"
     snapshot.mkdir(parents=True)
@@ -132,33 +132,33 @@ def adapter(path: Path, base: Path, name: str = "family") -> Path:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 20])
-def test_a_circular_base_is_named(tmp_path, length):
+def test_adapter_whose_base_leads_back_to_itself_is_rejected(tmp_path, length):
     """The base is the run itself, directly, through other runs, or in a very long chain."""
     names = [tmp_path / str(number) for number in range(length)]
     for path, base in zip(names, [*names[1:], names[0]], strict=True):
         adapter(path, base)
     last = names[-1] / "config.json"
-    expected = "more than 16 runs" if length == 20 else f"{last}: from is {names[0]}, but"
+    expected = "more than 16 bases" if length == 20 else f"{last}: init_from is {names[0]}, which"
     assert expected in error_of(opened, names[0])
     before = adapter(tmp_path / "before", names[-1])  # leads into the circle
-    assert "adapter of" in error_of(opened, before)
+    assert "is an adapter" in error_of(opened, before)
 
 
-def test_a_base_within_a_run_may_be_circular_too(tmp_path):
+def test_copied_base_that_leads_back_to_its_adapter_is_rejected(tmp_path):
     """The copy of the base in a run is read instead of the original."""
     outer = adapter(tmp_path / "outer", tmp_path / "elsewhere")
     inner = adapter(outer / "base", outer)
-    assert f"{inner}/config.json: from is {outer}" in error_of(opened, outer)
+    assert f"{inner}/config.json: init_from is {outer}" in error_of(opened, outer)
 
 
-def test_an_unknown_family_is_refused(run):
+def test_load_rejects_folder_with_unknown_model_type(run):
     content = json.loads(run.config.read_text())
-    run.config.write_text(json.dumps({**content, "family": "evil"}))
-    assert read_sections(run.path)["family"] == "evil"
-    assert "family is 'evil'; it must be one of" in error_of(opened, run.path)
+    run.config.write_text(json.dumps({**content, "model_type": "evil"}))
+    assert read_sections(run.path)["model_type"] == "evil"
+    assert "model_type is 'evil'; it must be one of" in error_of(opened, run.path)
 
 
-def test_folders_that_vanish_during_the_check_are_no_error(tmp_path, monkeypatch):
+def test_symbolic_link_check_tolerates_concurrently_deleted_folders(tmp_path, monkeypatch):
     """A run in training renames the folders of its checkpoints."""
     for number in range(4):
         (tmp_path / "checkpoints" / str(number)).mkdir(parents=True)

@@ -19,7 +19,7 @@ from tests.properties import tiny
 from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-ROWS, LENGTH, HEADS = 5, 8, (2, 4)
+SEQUENCES, LENGTH, HEADS = 5, 8, (2, 4)
 few = settings(max_examples=max(4, settings().max_examples // 5))
 
 
@@ -34,14 +34,14 @@ def pair():
 
 
 def setup(seed):
-    return decoder(), tiny.weights(decoder(), seed), tiny.tokens(seed, ROWS, LENGTH)
+    return decoder(), tiny.weights(decoder(), seed), tiny.tokens(seed, SEQUENCES, LENGTH)
 
 
 def losses(model, variables, batch, patch=None):
-    """Returns the mean loss of each row, by one pass of `inspect` and NumPy."""
+    """Returns the mean loss of each sequence, by one pass of `inspect` and NumPy."""
     source = None if batch.source is None else np.asarray(batch.source)
     seen = jf.inspect(
-        model, variables, batch.inputs, segments=batch.segments, source=source, patch=patch
+        model, variables, batch.inputs, segment_ids=batch.segment_ids, source=source, patch=patch
     )
     each = np.asarray(token_losses(seen.logits, jnp.asarray(batch.targets)), np.float64)
     weights = np.asarray(batch.weights, np.float64)
@@ -52,22 +52,29 @@ def means(model, variables, batch, point="attention.heads"):
     """Returns the mean output of each head over all tokens except padding."""
     source = None if batch.source is None else np.asarray(batch.source)
     heads = jf.inspect(
-        model, variables, batch.inputs, segments=batch.segments, source=source, capture=(point,)
+        model,
+        variables,
+        batch.inputs,
+        segment_ids=batch.segment_ids,
+        source=source,
+        capture=(point,),
     ).captured[point]
-    real = np.ones(batch.inputs.shape, bool) if batch.segments is None else batch.segments != 0
+    real = (
+        np.ones(batch.inputs.shape, bool) if batch.segment_ids is None else batch.segment_ids != 0
+    )
     each = np.moveaxis(np.asarray(heads), 3, 2)[:, np.asarray(real)]
     return each.mean(axis=1)[:, None, :, None, :]
 
 
 @pytest.mark.slow
 @few
-@given(seed=tiny.seeds, segments=tiny.segment_batches(batch=ROWS, length=LENGTH, ids=(1,)))
-def test_each_head_is_that_of_a_patch(seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(batch=SEQUENCES, length=LENGTH, ids=(1,)))
+def test_ablating_a_head_equals_patching_it_with_its_mean_output(seed, segment_ids):
     """A plain loop patches one head at a time. Padding changes neither mean nor loss."""
     model, variables, tokens = setup(seed)
-    segments[:, :2] = 1  # every row has a target
-    batch = next_token_batch(model, tokens, segments)
-    found = ablate_heads(model, variables, batch, rows_at_once=2)
+    segment_ids[:, :2] = 1  # every sequence has a target
+    batch = next_token_batch(model, tokens, segment_ids)
+    found = ablate_heads(model, variables, batch, batch_size_within_memory=2)
     whole, mean = losses(model, variables, batch), means(model, variables, batch)
     tiny.close(found.loss, whole.mean())
     for layer, head in [(0, 0), (0, 3), (1, 2)]:
@@ -80,7 +87,7 @@ def test_each_head_is_that_of_a_patch(seed, segments):
 @pytest.mark.slow
 @few
 @given(seed=tiny.seeds, heads=st.sets(st.sampled_from(list(np.ndindex(HEADS))), min_size=2))
-def test_a_set_is_one_patch_of_all_its_heads(seed, heads):
+def test_ablating_a_set_of_heads_equals_patching_them_with_their_means(seed, heads):
     """It differs from the sum of the effects of its heads."""
     model, variables, tokens = setup(seed)
     batch = next_token_batch(model, tokens)
@@ -95,24 +102,24 @@ def test_a_set_is_one_patch_of_all_its_heads(seed, heads):
 @pytest.mark.slow
 @few
 @given(seed=tiny.seeds)
-def test_standard_errors_are_those_of_numpy(seed):
+def test_standard_errors_of_ablation_equal_numpy(seed):
     model, variables, tokens = setup(seed)
     found = ablate_heads(model, variables, next_token_batch(model, tokens))
     differences = np.asarray(found.differences, np.float64)
     tiny.close(found.effect, differences.mean(axis=-1), 1e-6)
-    expected = np.std(differences, axis=-1, ddof=1) / np.sqrt(ROWS)
+    expected = np.std(differences, axis=-1, ddof=1) / np.sqrt(SEQUENCES)
     np.testing.assert_allclose(found.standard_error, expected, rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.slow
-def test_with_a_mean_of_zero_it_removes_the_rows_of_the_output_projection():
+def test_zero_ablation_equals_removing_rows_of_the_output_projection():
     """Every token occurs with its negative: the two outputs of a head cancel.
 
     The sequences have one token each, so a head's output is its value, which is linear in the
     embedding if there is neither bias nor norm.
     """
     model = tiny.build(
-        norm_position="output", use_bias=False, positions="rotary", tie_embeddings=False
+        norm_position="post_sublayer", use_bias=False, positions="rotary", tie_embeddings=False
     )
     variables = tiny.weights(model, 0)
     params = dict(variables["params"])
@@ -134,11 +141,11 @@ def test_with_a_mean_of_zero_it_removes_the_rows_of_the_output_projection():
 
 
 @pytest.mark.parametrize("attention", mostly_slow(ATTENTIONS))
-def test_heads_of_an_encoder_decoder_are_patched(attention):
+def test_ablation_supports_encoder_decoders(attention):
     model = pair()
-    variables, source = tiny.weights(model, 0), tiny.tokens(3, ROWS, 6)
-    batch = next_token_batch(model, tiny.tokens(0, ROWS, LENGTH), None, source)
-    found = ablate_heads(model, variables, batch, attention, rows_at_once=3)
+    variables, source = tiny.weights(model, 0), tiny.tokens(3, SEQUENCES, 6)
+    batch = next_token_batch(model, tiny.tokens(0, SEQUENCES, LENGTH), None, source)
+    found = ablate_heads(model, variables, batch, attention, batch_size_within_memory=3)
     point = f"{attention}.heads"
     whole = losses(model, variables, batch)
     heads = jf.inspect(model, variables, batch.inputs, source=source, capture=(point,))
@@ -148,30 +155,30 @@ def test_heads_of_an_encoder_decoder_are_patched(attention):
     tiny.close(found.differences[0, 2], losses(model, variables, batch, patch) - whole)
 
 
-def test_next_token_targets_are_those_of_loops():
+def test_next_token_targets_equal_those_of_a_python_loop():
     """The next token of the same document, with padding between; the last token has none."""
     tokens = np.arange(8)[None] + np.array([[0], [1]])
-    segments = np.array([[1, 1, 0, 1, 2, 2, 0, 0], [1, 2, 2, 2, 2, 0, 3, 3]])
-    batch = next_token_batch(decoder(), tokens, segments)
+    segment_ids = np.array([[1, 1, 0, 1, 2, 2, 0, 0], [1, 2, 2, 2, 2, 0, 3, 3]])
+    batch = next_token_batch(decoder(), tokens, segment_ids)
     expected = [{0: 1, 1: 3, 4: 5}, {1: 3, 2: 4, 3: 5, 6: 8}]
-    for row, wanted in enumerate(expected):
-        counted = np.flatnonzero(batch.weights[row])
-        assert {int(i): int(batch.targets[row, i]) for i in counted} == wanted
+    for index, wanted in enumerate(expected):
+        counted = np.flatnonzero(batch.weights[index])
+        assert {int(i): int(batch.targets[index, i]) for i in counted} == wanted
 
 
-def test_a_prefix_is_not_predicted():
+def test_next_token_targets_exclude_the_prefix():
     model = tiny.build(prefix=3)
     batch = next_token_batch(model, tiny.tokens(0, 2, 6))
     assert np.asarray(batch.weights).tolist() == [[0, 0, 1, 1, 1, 0]] * 2
 
 
-def test_repeated_rows_count_only_their_second_copy():
+def test_repeated_batch_gives_weight_only_to_targets_in_the_second_copy():
     batch = repeated_batch(9, 11, 3, seed=1)
     inputs = np.asarray(batch.inputs)
     assert inputs.shape == (3, 10) and (inputs[:, :5] == inputs[:, 5:]).all()
     assert np.asarray(batch.weights)[0].tolist() == [0] * 5 + [1] * 4 + [0]
     assert (np.asarray(batch.targets)[:, :-1] == inputs[:, 1:]).all()
-    assert len({row.tobytes() for row in inputs}) == 3
+    assert len({x.tobytes() for x in inputs}) == 3
 
 
 def refused(change):
@@ -184,78 +191,80 @@ def refused(change):
         "batch": batch,
         "sets": head_sets(HEADS, [[(0, 0)]]),
         "attention": "attention",
-        "rows_at_once": 8,
+        "batch_size_within_memory": 8,
     }
     return tuple({**given, **change(given)}.values())
 
 
 WRONG = {
-    "model is a Recurrent, which has no heads of 'attention'; accepted are Transformers": (
+    "model is a Recurrent without 'attention' heads; it must be a Transformer": (
         lambda _: {"model": tiny.build(jf.RecurrentConfig, cell="lstm")}
     ),
-    "model is a Convolutional, which has no heads of 'attention'": (
+    "model is a Convolutional without 'attention' heads": (
         lambda _: {"model": tiny.build(jf.ConvolutionalConfig, kernel_size=3)}
     ),
-    "model is a RecurrentEncoderDecoder, which has no heads of 'cross_attention'": (
+    "model is a RecurrentEncoderDecoder without 'cross_attention' heads": (
         lambda _: {
             "model": tiny.build(jf.RecurrentEncoderDecoderConfig),
             "attention": "cross_attention",
         }
     ),
-    "no heads of 'cross_attention'; its attention is attention": (
+    "without 'cross_attention' heads; its attention is attention": (
         lambda _: {"attention": "cross_attention"}
     ),
     "attention is 'self'; it must be one of attention, cross_attention, encoder.attention": (
         lambda _: {"attention": "self"}
     ),
-    "rows_at_once is 0; it must be a whole number of at least 1": lambda _: {"rows_at_once": 0},
-    "sets are bool (1, 3, 4); they must be bool [sets, 2, 4]": (
+    "batch_size_within_memory is 0; it must be a whole number of at least 1": lambda _: {
+        "batch_size_within_memory": 0
+    },
+    "sets is bool (1, 3, 4); it must be bool [number of sets, 2 (layers), 4 (heads)]": (
         lambda _: {"sets": np.zeros((1, 3, 4), bool)}
     ),
-    "sets are (0, 2, 4); there must be at least one set": (
+    "sets is empty; it must contain at least one set of heads": (
         lambda _: {"sets": np.zeros((0, 2, 4), bool)}
     ),
-    "inputs are (1, 8); there must be at least two rows": (
+    "inputs are (1, 8); pass at least two sequences": (
         lambda given: {"batch": Batch(*(x if x is None else x[:1] for x in given["batch"]))}
     ),
-    "row 1 has no target that counts": (
+    "batch element 1 has only targets of weight 0": (
         lambda given: {
             "batch": given["batch"]._replace(
-                weights=np.eye(ROWS, LENGTH)[[0, -1] * 2 + [0]] * [[1], [0], [1], [1], [1]]
+                weights=np.eye(SEQUENCES, LENGTH)[[0, -1] * 2 + [0]] * [[1], [0], [1], [1], [1]]
             )
         }
     ),
-    "tokens hold id 13; vocab_size is 13": (
-        lambda given: {"batch": given["batch"]._replace(inputs=np.full((ROWS, LENGTH), 13))}
+    "tokens contain id 13, but vocab_size is 13": (
+        lambda given: {"batch": given["batch"]._replace(inputs=np.full((SEQUENCES, LENGTH), 13))}
     ),
-    "targets are (5, 3); outputs are (5, 8)": (
-        lambda given: {"batch": given["batch"]._replace(targets=np.zeros((ROWS, 3), int))}
+    "targets has shape (5, 3); it must have the shape (5, 8) of the logits": (
+        lambda given: {"batch": given["batch"]._replace(targets=np.zeros((SEQUENCES, 3), int))}
     ),
-    "variables hold weights; they must hold 'params'": (
+    "variables contain weights; they must contain 'params'": (
         lambda given: {"variables": {"weights": given["variables"]}}
     ),
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_arguments_are_named(message):
+def test_ablate_sets_raises_error_that_names_the_invalid_argument(message):
     assert message in error_of(ablate_sets, *refused(WRONG[message]))
 
 
-def test_a_head_that_is_not_there_is_named():
-    assert "set 0 holds layer 2, head 0; layers are 0 … 1 and heads 0 … 3" in error_of(
+def test_ablation_refuses_a_head_that_does_not_exist():
+    assert "set 0 contains layer 2, head 0; layer must be in 0 … 1 and head in 0 … 3" in error_of(
         head_sets, HEADS, [[(2, 0)]]
     )
 
 
-def test_an_encoder_needs_targets():
+def test_ablation_of_an_encoder_requires_targets():
     model = tiny.build(jf.EncoderConfig)
-    assert "model is a Encoder, which predicts hidden tokens" in error_of(
+    assert "model is a Encoder, which predicts masked tokens" in error_of(
         next_token_batch, model, tiny.tokens(0, 2, 4)
     )
 
 
-def test_empty_rows_are_named():
-    assert "there must be at least two rows" in error_of(
+def test_ablation_rejects_sequences_without_tokens():
+    assert "pass at least two sequences" in error_of(
         ablate_heads, decoder(), tiny.weights(decoder(), 0), Batch(*jnp.zeros((2, 2, 0), int))
     )

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
+from jaxformer.functional.hooks import Patch
 from jaxformer.functional.layers.norms import NORMS
-from jaxformer.functional.taps import Patch
 from jaxformer.interpret.attribution import (
     EMBEDDING,
     SOURCE_EMBEDDING,
@@ -18,7 +18,7 @@ from jaxformer.interpret.attribution import (
     input_gradients,
     state_norms,
 )
-from jaxformer.models.builders.parts import norm_of
+from jaxformer.models.builders.parts import build_norm
 from tests.errors import error_of
 from tests.properties import tiny
 from tests.slow import mostly_rare
@@ -29,9 +29,9 @@ MODELS = {
     "decoder": {},
     "llama": {"positions": "rotary", "norm": "rms", "activation": "swiglu"},
     "post-norm": {"norm_position": "post", "embedding_norm": True},
-    "output norm": {"norm_position": "output", "norm": "rms"},
-    "gemma": {"norm_position": "both", "norm": "rms_one_plus", "logits_cap": 3.0},
-    "parallel": {"parallel": "two_norms", "head_bias": True, "tie_embeddings": False},
+    "output norm": {"norm_position": "post_sublayer", "norm": "rms"},
+    "gemma": {"norm_position": "sandwich", "norm": "rms_one_plus", "logits_softcap": 3.0},
+    "parallel": {"parallel_block": "separate_norms", "head_bias": True, "tie_embeddings": False},
     "without norm": {"norm": "none", "residual": False, "num_layers": 1},
     "encoder": {"kind": jf.EncoderConfig, "transform": False},
     "encoder-decoder": {"kind": jf.EncoderDecoderConfig, "output_scale": 0.4},
@@ -49,7 +49,7 @@ def read(model, tokens):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_rare(MODELS, "gemma"))
 @given(tokens=ids, seed=st.integers(0, 99), position=st.integers(-12, 11))
-def test_parts_add_up_to_the_logit(name, tokens, seed, position):
+def test_logit_attributions_add_up_to_the_logit(name, tokens, seed, position):
     model = tiny.build(**MODELS[name])
     variables = tiny.weights(model, seed)
     tokens, source = read(model, tokens)
@@ -57,14 +57,14 @@ def test_parts_add_up_to_the_logit(name, tokens, seed, position):
     found = attribute(model, variables, tokens, target, position, source)
     uncapped = found.logit
     logits = tiny.apply(model)(variables, tokens, **({} if source is None else {"source": source}))
-    if (cap := model.config.logits_cap) is not None:
+    if (cap := model.config.logits_softcap) is not None:
         uncapped = cap * np.tanh(uncapped / cap)
     np.testing.assert_allclose(uncapped, logits[[0, 1], position, target], rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.total, found.logit, rtol=1e-4, atol=1e-4)
 
 
 @given(tokens=ids, seed=st.integers(0, 99), layer=st.integers(0, 1), h=st.integers(0, 3))
-def test_a_head_of_the_last_layers_adds_what_its_output_weights_add(tokens, seed, layer, h):
+def test_head_attribution_in_model_without_norms_equals_projected_output(tokens, seed, layer, h):
     """In a model without norms, the part is o_h W_O[h] u for the head's output o_h."""
     model = tiny.build(norm="none")
     variables, tokens = tiny.weights(model, seed), np.array(tokens).reshape(2, 12)
@@ -79,11 +79,11 @@ def test_a_head_of_the_last_layers_adds_what_its_output_weights_add(tokens, seed
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_norm_of_fixed_size_is_the_norm_and_its_derivative_is_linear(norm):
+def test_norm_with_fixed_statistics_is_an_affine_function(norm):
     """The derivative in the direction x is the norm of x without its bias."""
     x = tiny.embeddings(0, 5, 8)[0] * 3 + 1
     config = jf.DecoderConfig(norm=norm)
-    value = norm_of(config.resolved)
+    value = build_norm(config.resolved)
     weights = {} if value is None else value.init(8)
     weights = jax.tree.map(lambda w: w + jnp.linspace(-0.5, 0.5, w.size), weights)
     wanted = x if value is None else value(weights, x)
@@ -92,10 +92,10 @@ def test_a_norm_of_fixed_size_is_the_norm_and_its_derivative_is_linear(norm):
     np.testing.assert_allclose(derivative, found - weights.get("bias", 0), rtol=1e-5, atol=1e-5)
 
 
-def test_what_has_no_parts_is_refused():
+def test_attribution_refuses_unsupported_models():
     tokens = np.ones((2, 12), int)
     lstm = tiny.build(jf.RecurrentConfig)
-    with pytest.raises(ValueError, match="model is a Recurrent; attribution needs"):
+    with pytest.raises(ValueError, match="model is a Recurrent without attention layers"):
         attribute(lstm, tiny.weights(lstm, 0), tokens, tokens[:, 0])
     bert = tiny.build(jf.EncoderConfig, transform=True)
     with pytest.raises(ValueError, match="BERT's transform"):
@@ -103,9 +103,9 @@ def test_what_has_no_parts_is_refused():
     model = tiny.build()
     variables = tiny.weights(model, 0)
     for target, position, message in (
-        (tokens, -1, r"target is \(2, 12\); it must be \(2,\)"),
+        (tokens, -1, r"target has shape \(2, 12\); it must be \(2,\)"),
         ([1, 13], -1, r"target is \[ 1 13\]; ids are 0 … 12"),
-        ([1, 1], 12, "position is 12; the texts have 12 tokens"),
+        ([1, 1], 12, "position is 12; it must be in -12 … 11"),
         ([1, 1], -13, "position is -13; it must be a whole number of at least -12"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -118,7 +118,7 @@ def test_what_has_no_parts_is_refused():
 
 KINDS = {
     "decoder": {},
-    "capped": {"logits_cap": 2.0, "norm_position": "post"},
+    "capped": {"logits_softcap": 2.0, "norm_position": "post"},
     "encoder": {"kind": jf.EncoderConfig, "transform": True},
     "rnn": {"kind": jf.RecurrentConfig, "cell": "rnn"},
     "lstm": {"kind": jf.RecurrentConfig},
@@ -131,7 +131,7 @@ KINDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_rare(KINDS, "lstm"))
 @given(tokens=ids, seed=st.integers(0, 99), position=st.integers(-12, 11))
-def test_a_gradient_predicts_a_small_change_of_the_logit(name, tokens, seed, position):
+def test_gradient_attributions_predict_small_changes_of_the_logit(name, tokens, seed, position):
     """(f(x + εu) − f(x − εu)) / 2ε = ∇f · u for a random direction u of all vectors."""
     model = tiny.build(**KINDS[name])
     variables = tiny.weights(model, seed)
@@ -164,7 +164,7 @@ def test_a_gradient_predicts_a_small_change_of_the_logit(name, tokens, seed, pos
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["decoder", "lstm", "cnn"])
-def test_later_tokens_have_no_gradient(name):
+def test_input_gradient_is_zero_for_tokens_after_the_prediction(name):
     model = tiny.build(**KINDS[name])
     tokens = tiny.tokens(0, 2, 12)
     found = input_gradients(model, tiny.weights(model, 0), tokens, tokens[:, 3], 6)
@@ -184,7 +184,7 @@ def test_later_tokens_have_no_gradient(name):
         ("lstm", ["block.output", "recurrent.hidden", "recurrent.cell"]),
     ],
 )
-def test_norms_are_those_of_the_captured_states(name, points):
+def test_residual_state_norms_equal_norms_of_captured_values(name, points):
     model = tiny.build(**KINDS[name])
     variables, tokens = tiny.weights(model, 0), tiny.tokens(1, 2, 12)
     found = state_norms(model, variables, tokens)
@@ -195,15 +195,17 @@ def test_norms_are_those_of_the_captured_states(name, points):
         np.testing.assert_allclose(found[point], expected, rtol=1e-5)
 
 
-def test_wrong_arguments_are_named():
+def test_input_gradients_raises_error_that_names_invalid_argument():
     model = tiny.build(**KINDS["lstm"])
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, 12)
 
     def of(*arguments):
         return error_of(input_gradients, model, variables, *arguments)
 
-    assert "target is (2, 12); it must be (2,)" in of(tokens, tokens)
+    assert "target has shape (2, 12); it must be (2,)" in of(tokens, tokens)
     assert "ids are 0 … 12" in of(tokens, [1, 13])
-    assert "position is 12; the texts have 12 tokens" in of(tokens, [1, 1], 12)
+    assert "position is 12; it must be in -12 … 11" in of(tokens, [1, 1], 12)
     assert "each text needs at least one token" in of(tokens[:, :0], [1, 1])
-    assert "source was given, but a Recurrent reads none" in of(tokens, [1, 1], -1, [[1], [1]])
+    assert "source is not accepted, because Recurrent does not have an encoder" in of(
+        tokens, [1, 1], -1, [[1], [1]]
+    )

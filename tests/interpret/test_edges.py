@@ -91,7 +91,7 @@ def effect(params, clean, corrupted, config, edge):
 @pytest.mark.slow
 @few
 @given(seed=tiny.seeds)
-def test_edges_are_those_of_a_numpy_model(seed):
+def test_path_patching_effects_equal_a_numpy_implementation(seed):
     model = build()
     variables = tiny.weights(model, seed)
     clean, corrupted = tiny.tokens(seed, LENGTH), tiny.tokens(seed + 1, LENGTH)
@@ -103,7 +103,7 @@ def test_edges_are_those_of_a_numpy_model(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(INPUTS, "key"))
-def test_all_senders_together_give_the_clean_input_without_feed_forward_layers(name):
+def test_patching_all_paths_from_a_head_equals_patching_the_head(name):
     """With weights 0 in the feed-forward layers, one sending head is all that changes x.
 
     The patched input is then that of a run whose sender is patched, which `inspect` computes.
@@ -139,7 +139,7 @@ def test_all_senders_together_give_the_clean_input_without_feed_forward_layers(n
 
 
 @pytest.mark.slow
-def test_progress_counts_edges_and_equal_texts_have_no_effect():
+def test_path_patching_of_equal_texts_reports_progress_and_zero_effects():
     model, calls = build(), []
     tokens = tiny.tokens(0, 1, LENGTH)
     found = patch_edges(
@@ -157,10 +157,13 @@ def test_progress_counts_edges_and_equal_texts_have_no_effect():
 
 
 WRONG = {
-    "norm_position is 'post'; edges need 'pre'": ({"norm_position": "post"}, EDGES),
-    "norm_position is 'both'; edges need 'pre'": ({"norm_position": "both"}, EDGES),
-    "residual is False; edges need residuals": ({"residual": False}, EDGES),
-    "model is a Recurrent; edges are those of a Decoder": ({"kind": jf.RecurrentConfig}, EDGES),
+    "norm_position is 'post'; path patching requires 'pre'": ({"norm_position": "post"}, EDGES),
+    "norm_position is 'sandwich'; path patching requires 'pre'": (
+        {"norm_position": "sandwich"},
+        EDGES,
+    ),
+    "residual is False; path patching requires residual connections": ({"residual": False}, EDGES),
+    "model is a Recurrent; path patching requires a Decoder": ({"kind": jf.RecurrentConfig}, EDGES),
     "receiver_input is 'output'; it must be one of query, key, value": (
         {},
         [HeadEdge(0, 0, 1, 0, "output")],
@@ -174,7 +177,7 @@ WRONG = {
         {},
         [HeadEdge(-1, 0, 1, 0, "key")],
     ),
-    "sender_layer is 1 and receiver_layer 1; the receiver must be in a later layer": (
+    "sender_layer is 1 and receiver_layer is 1; receiver_layer must be larger": (
         {},
         [HeadEdge(1, 0, 1, 0, "key")],
     ),
@@ -183,7 +186,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_what_has_no_edges_is_named(message):
+def test_path_patching_refuses_models_without_attention(message):
     options, edges = WRONG[message]
     model = tiny.build(**options)
     tokens = tiny.tokens(0, 1, LENGTH)

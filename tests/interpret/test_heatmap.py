@@ -55,7 +55,7 @@ def drawn(case):
 
 @settings(max_examples=3)  # each example starts Node
 @given(st.lists(sizes, min_size=CASES, max_size=CASES))
-def test_a_pooled_cell_is_its_cell_of_largest_magnitude(cases):
+def test_heat_map_pooling_preserves_the_largest_magnitudes(cases):
     cases = [drawn(case) for case in cases]
     for found, case in zip(run(cases), cases, strict=True):
         scale, values = expected(*case)
@@ -63,7 +63,7 @@ def test_a_pooled_cell_is_its_cell_of_largest_magnitude(cases):
         np.testing.assert_array_equal(found[1], values)
 
 
-def test_one_large_negative_cell_sets_the_scale_and_survives_pooling():
+def test_a_large_negative_cell_survives_pooling_of_a_heat_map():
     """In a map of 5,000 cells, wherever the cell is."""
     cases = []
     for place in (0, 1, 36, 37, 2500, 4999):

@@ -13,7 +13,7 @@ from jaxformer.functional.linear.low_rank import LowRankKernel, is_low_rank
 from jaxformer.interpret import explain
 from jaxformer.interpret.ablation import ablate_heads
 from jaxformer.interpret.atlas import head_atlas
-from jaxformer.interpret.attention_maps import attention_maps
+from jaxformer.interpret.attention import attention_maps
 from jaxformer.interpret.attribution import attribute, input_gradients, state_norms
 from jaxformer.interpret.edges import HeadEdge, patch_edges
 from jaxformer.interpret.encoded_text import EncodedText
@@ -70,7 +70,7 @@ def stored(model, kind: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LoRA", "int8"])
-def test_the_represented_arrays_give_the_same_logits(kind):
+def test_lora_and_int8_kernels_give_the_logits_of_dense_weights(kind):
     model = tiny.build(kind=jf.DecoderConfig)
     params, plain = stored(model, kind)
     arrays = dense_all(params)
@@ -81,7 +81,7 @@ def test_the_represented_arrays_give_the_same_logits(kind):
 
 
 @pytest.mark.parametrize("kind", ["LoRA", "int8"])
-def test_quantized_kernels_represent_the_updated_arrays(kind):
+def test_quantized_kernels_include_the_lora_update(kind):
     """Quantizing again changes each number by at most one rounding."""
     params, _ = stored(tiny.build(kind=jf.DecoderConfig), kind)
     arrays = dense_all(params)
@@ -93,7 +93,7 @@ def test_quantized_kernels_represent_the_updated_arrays(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LoRA", "int8"])
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_equals_that_of_the_represented_arrays(view, kind):
+def test_interpret_results_of_lora_and_int8_equal_those_of_dense_weights(view, kind):
     model = tiny.build(kind=jf.DecoderConfig, num_layers=2)
     params, _ = stored(model, kind)
     found, wanted = (VIEWS[view](model, {"params": x}) for x in (params, dense_all(params)))
@@ -102,11 +102,11 @@ def test_a_view_equals_that_of_the_represented_arrays(view, kind):
 
 
 @pytest.mark.slow
-def test_a_certificate_accepts_updates_and_refuses_integers():
+def test_certify_accepts_lora_weights_and_refuses_int8_weights():
     """Products of integers are rounded differently in passes of other sizes."""
     model = tiny.build(kind=jf.DecoderConfig, num_layers=2)
     assert all(found.holds for found in certify(model, {"params": stored(model, "LoRA")[0]}))
-    with pytest.raises(ValueError, match=r"integer kernels.*without quantization"):
+    with pytest.raises(ValueError, match=r"integer kernels.*before quantization"):
         next(certify(model, {"params": stored(model, "int8")[0]}))
 
 
@@ -124,7 +124,7 @@ CONFIGS = {
         [(name, kind) for name in CONFIGS for kind in ("LoRA", "int8")], slow=[("decoder", "LoRA")]
     ),
 )
-def test_a_page_holds_the_represented_arrays(name, kind):
+def test_explain_page_of_lora_or_int8_model_equals_that_of_dense_weights(name, kind):
     model = tiny.build(kind=CONFIGS[name])
     params, _ = stored(model, kind)
     target = [1, 2, 3] if model.config.reads_source else None

@@ -22,10 +22,12 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 MODELS = {
     "decoder": {},
-    "gemma": {"norm_position": "both", "norm": "rms_one_plus", "logits_cap": 3.0},
+    "gemma": {"norm_position": "sandwich", "norm": "rms_one_plus", "logits_softcap": 3.0},
     "post-norm": {"norm_position": "post"},
     "encoder": {"kind": jf.EncoderConfig, "transform": True},
     "encoder-decoder": {"kind": jf.EncoderDecoderConfig, "output_scale": 0.4},
+    "gated delta": {"layer_types": "gated_delta"},
+    "cnn": {"kind": jf.ConvolutionalConfig},
 }
 VOCAB = tiny.SIZES["vocab_size"]
 
@@ -37,9 +39,9 @@ def read(model, seed):
     return tiny.weights(model, seed), tokens, source
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, "gemma", "encoder-decoder"))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "gemma", "cnn"))
 @given(seed=st.integers(0, 999))
-def test_the_last_state_predicts_what_the_model_predicts(name, seed):
+def test_logit_lens_of_the_last_layer_equals_the_logits(name, seed):
     model = tiny.build(**MODELS[name])
     variables, tokens, source = read(model, seed)
     found = logit_lens(model, variables, tokens, top_k=VOCAB, **source)
@@ -54,7 +56,7 @@ def test_the_last_state_predicts_what_the_model_predicts(name, seed):
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 999), layer=st.integers(0, 2))
-def test_a_state_predicts_what_a_model_of_its_layers_predicts(seed, layer):
+def test_logit_lens_of_layer_i_equals_model_with_only_layers_up_to_i(seed, layer):
     """The lens of layer i equals a model that has only the layers up to i."""
     model, short = tiny.build(), tiny.build(num_layers=max(layer, 1))
     variables, tokens, _ = read(model, seed)
@@ -74,7 +76,7 @@ def test_a_state_predicts_what_a_model_of_its_layers_predicts(seed, layer):
     assert close or (found.tokens[layer] == ids).all()
 
 
-def test_translators_are_affine_maps():
+def test_logit_lens_applies_affine_translators_to_hidden_states():
     model = tiny.build()
     variables, tokens, _ = read(model, 0)
     rng = np.random.default_rng(0)
@@ -91,7 +93,7 @@ def test_translators_are_affine_maps():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
-def test_the_jacobian_is_that_of_differences(name):
+def test_jacobian_lens_equals_finite_differences(name):
     """In float64 terms: the mean change of all last states for a small change at one position."""
     model = tiny.build(**MODELS[name])
     variables, tokens, source = read(model, 3)
@@ -118,7 +120,7 @@ def test_the_jacobian_is_that_of_differences(name):
 
 
 @pytest.mark.slow
-def test_a_tuned_lens_comes_nearer_to_the_model():
+def test_a_tuned_lens_has_lower_divergence_than_a_logit_lens():
     model = tiny.build()
     variables, _, _ = read(model, 1)
     rng = np.random.default_rng(1)
@@ -136,24 +138,27 @@ def test_a_tuned_lens_comes_nearer_to_the_model():
     assert (better[:-1] < 0.7 * plain[:-1]).all()
 
 
-def test_invalid_lens_arguments_are_rejected():
+def test_logit_lens_and_tuned_lens_reject_invalid_arguments():
     model = tiny.build()
     variables, tokens, _ = read(model, 0)
     small = Translators(np.zeros((2, 8, 8)), np.zeros((2, 8)))
     for given_arguments, message in (
         ({"top_k": 0}, "top_k is 0; it must be a whole number of at least 1"),
-        ({"top_k": 14}, "top_k is 14; vocab_size is 13"),
-        ({"translators": small}, r"kernel \(2, 8, 8\); this model needs \(3, 8, 8\)"),
-        ({"source": [[1]]}, "source was given"),
+        ({"top_k": 14}, r"top_k is 14; it must be in 1 … vocab_size \(13\)"),
+        (
+            {"translators": small},
+            r"shape \(2, 8, 8\); for this model, it must be \(3, 8, 8\)",
+        ),
+        ({"source": [[1]]}, "source is not accepted"),
     ):
         with pytest.raises(ValueError, match=message):
             logit_lens(model, variables, tokens, **given_arguments)
     for tokens in (np.zeros((2, 0), int), np.zeros((2, 17), int), np.full((2, 12), 13)):
         with pytest.raises(ValueError, match="tokens"):
             logit_lens(model, variables, tokens)
-    cnn = tiny.build(jf.ConvolutionalConfig)
-    with pytest.raises(ValueError, match="model is a Convolutional; a lens needs"):
-        logit_lens(cnn, tiny.weights(cnn, 0), np.ones((2, 12), int))
+    lstm = tiny.build(jf.RecurrentConfig)
+    with pytest.raises(ValueError, match="model is a Recurrent; a lens needs"):
+        logit_lens(lstm, tiny.weights(lstm, 0), np.ones((2, 12), int))
     pair = tiny.build(jf.EncoderDecoderConfig)
-    with pytest.raises(ValueError, match="reads a source"):
+    with pytest.raises(ValueError, match="reads a source text"):
         train_tuned_lens(pair, tiny.weights(pair, 0), [])

@@ -61,7 +61,7 @@ def hash_of(text):
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def test_the_policy_allows_exactly_the_script_and_the_style_of_the_page(page):
+def test_content_security_policy_of_page_allows_only_its_script_and_style(page):
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', page.html)
     (script,) = re.findall(r"<script>(.*?)</script>", page.html, re.DOTALL)
     (style,) = re.findall(r"<style>(.*?)</style>", page.html, re.DOTALL)
@@ -71,7 +71,7 @@ def test_the_policy_allows_exactly_the_script_and_the_style_of_the_page(page):
     assert not re.search(r"""(?:src|href)=["']?(?:https?:|//)""", page.html)
 
 
-def test_a_module_is_joined_after_the_modules_that_it_imports():
+def test_javascript_module_of_explain_page_comes_after_its_imports():
     """The joined modules share one scope, so names must differ and no import may remain."""
     script = page_file.joined_script()
     assert not re.search(r"^\s*(?:import|export)\b", script, re.MULTILINE)
@@ -92,7 +92,7 @@ def test_a_module_is_joined_after_the_modules_that_it_imports():
     assert {x.name for x in folder.iterdir() if x.name.endswith(".js")} == set(modules)
 
 
-def test_data_survive_the_page(page):
+def test_data_of_explain_page_are_read_back_unchanged(page):
     data = data_of(page)
     _, variables = model_of()
     ids = [*tokenizer().opening, *tokenizer().encode(TEXT)]
@@ -105,7 +105,7 @@ def test_data_survive_the_page(page):
 
 
 @pytest.mark.usefixtures("no_matrix")
-def test_markup_in_a_text_stays_data():
+def test_explain_page_escapes_html_in_its_data():
     page = explain(*model_of(), HOSTILE, tokenizer(HOSTILE), title=HOSTILE)
     embedded = page.html.partition('id="data">')[2].partition("</script>")[0]
     assert not set(embedded) & set("<>&\x1b") and "<img" not in page.html
@@ -117,7 +117,7 @@ def test_markup_in_a_text_stays_data():
 
 @pytest.mark.parametrize("title", ["caf\udce9", "\ud800 <b>"])
 @pytest.mark.usefixtures("no_matrix")
-def test_a_title_that_is_not_utf8_is_written_with_a_replacement_character(title, tmp_path):
+def test_invalid_characters_of_a_page_title_are_replaced(title, tmp_path):
     """Python reads the name of a folder in Latin-1 as such a title."""
     page = explain(*model_of(), TEXT, tokenizer(), title=title)
     written = page.write(tmp_path / "page.html").read_text(encoding="utf-8")
@@ -130,7 +130,7 @@ def test_a_title_that_is_not_utf8_is_written_with_a_replacement_character(title,
 
 
 @pytest.mark.usefixtures("no_matrix")
-def test_rounding_errors_are_below_half_a_step():
+def test_weights_in_page_data_differ_from_the_model_only_by_rounding():
     params = model_of()[1]["params"]
     flat, half = (flatten_dict(x, sep="/") for x in (params, rounded_params(params)))
     for name, exact in flat.items():
@@ -143,7 +143,7 @@ def test_rounding_errors_are_below_half_a_step():
         np.testing.assert_array_equal(unpacked, codes * scales)
 
 
-def test_attention_weights_of_a_row_keep_their_sum():
+def test_quantized_attention_divided_by_its_row_sums_is_close_to_unquantized():
     rng = np.random.default_rng(0)
     rows = rng.dirichlet(np.full(512, 0.05), size=(2, 3, 8)).astype(np.float32)
     codes = page_file.quantize_rows(rows).astype(np.float64)
@@ -155,7 +155,7 @@ def test_attention_weights_of_a_row_keep_their_sum():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
-def test_the_page_of_the_default_preset_is_below_6_mb():
+def test_explain_page_of_the_default_preset_is_below_6_mb():
     model = jf.build(training_preset("stdlib", "decoder").model)
     page = explain(model, init(model, jax.random.key(0)), list(range(100)))
     assert page.mode == "live" and page.num_bytes < 6_000_000
@@ -163,7 +163,7 @@ def test_the_page_of_the_default_preset_is_below_6_mb():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
-def test_a_page_that_cannot_compute_the_model_says_why(monkeypatch):
+def test_explain_page_states_why_it_cannot_run_the_model(monkeypatch):
     ids = [1, 2, 3]
     model, variables = model_of(dtype="bfloat16")
     assert "bfloat16" in explain(model, variables, ids).reason
@@ -192,7 +192,7 @@ LEFT_OUT = {
 }  # values that `live_reason` refuses
 
 
-def test_every_field_of_a_decoder_is_in_the_page_or_makes_no_difference():
+def test_explain_page_supports_or_rejects_every_decoder_config_field():
     """A new field or value must be implemented in page/model.js, or refused by `live_reason`."""
     derived = """num_kv_heads mlp_dim relative_buckets relative_distance rotary_base rotary_scaling
         rotary_fraction rotary_interleaved use_bias query_key_value_bias attention_output_bias
@@ -214,7 +214,7 @@ def test_every_field_of_a_decoder_is_in_the_page_or_makes_no_difference():
 
 
 @pytest.mark.usefixtures("no_matrix")
-def test_an_unknown_option_is_refused(monkeypatch):
+def test_explain_rejects_unknown_page_options(monkeypatch):
     monkeypatch.setitem(page_weights._KNOWN, "norm", "rms")
     page = explain(*model_of(), [1, 2, 3])
     assert page.mode == "captured" and "does not implement norm 'layer'" in page.reason
@@ -235,12 +235,12 @@ def test_an_unknown_option_is_refused(monkeypatch):
         pytest.param("recurrent-encoder-decoder", ["Cross-attention"], marks=pytest.mark.slow),
     ],
 )
-def test_every_kind_has_a_page(kind, labels):
+def test_explain_page_can_be_written_for_every_architecture(kind, labels):
     model = jf.build(training_preset("tiny", kind).model)
     read = {"target": [1, 2]} if model.config.reads_source else {}
     page = explain(model, init(model, jax.random.key(0)), [3, 4, 5], **read)
     data = data_of(page)
-    assert page.mode == "captured" and page.reason.endswith(f"of kind {kind}")
+    assert page.mode == "captured" and page.reason.endswith(f"of type {kind}")
     found = [entry["label"] for entry in data["captured"]["attention"]]
     assert len(found) == len(labels)
     assert all(label.startswith(start) for label, start in zip(found, labels, strict=True))
@@ -248,7 +248,7 @@ def test_every_kind_has_a_page(kind, labels):
 
 @pytest.mark.parametrize("other", ["short_convolution", "gated_delta"])
 @pytest.mark.usefixtures("no_matrix")
-def test_a_page_numbers_the_layers_that_have_attention(other):
+def test_attention_on_explain_page_has_the_layer_numbers_of_the_model(other):
     """Of a model with other layers between; views of one value for each layer are left out."""
     types = (other, "attention")
     model = tiny.build(num_layers=4, positions="rotary", layer_types=types)
@@ -257,18 +257,18 @@ def test_a_page_numbers_the_layers_that_have_attention(other):
     assert "does not implement layer_types" in page.reason and "norms" not in data_of(page)
     assert captured["attention"][0]["layers"] == [1, 3]
     assert "attention" not in captured["vectors"]
-    with pytest.raises(ValueError, match="layer 0 of the model has no attention"):
+    with pytest.raises(ValueError, match="layer 0 of the model has no heads of 'attention'"):
         head_atlas(model, tiny.weights(model, 0), np.ones((2, 8), int))
 
 
-def test_the_dependency_matrix_of_a_page_is_that_of_the_rule(page):
+def test_dependency_matrix_on_explain_page_equals_the_mask_rule(page):
     matrix = data_of(page)["dependency"]
     assert matrix["holds"] and matrix["rule"] == matrix["matrix"]
     assert np.array_equal(matrix["matrix"], np.tril(np.ones_like(matrix["matrix"])))
 
 
 @pytest.mark.slow
-def test_a_page_that_computes_the_model_measures_its_heads(monkeypatch):
+def test_explain_page_that_runs_the_model_contains_head_effects(monkeypatch):
     monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
     model, variables = model_of()
     data = data_of(explain(model, variables, [1, 2]))["atlas"]
@@ -276,27 +276,27 @@ def test_a_page_that_computes_the_model_measures_its_heads(monkeypatch):
     np.testing.assert_allclose(data["effects"], expected.effect, atol=1e-5)
     np.testing.assert_allclose(data["errors"], expected.standard_error, atol=1e-5)
     np.testing.assert_allclose(data["scores"]["induction"], expected.scores["induction"], atol=1e-5)
-    assert "16 rows of random tokens that occur twice" in data["text"]
+    assert "16 sequences of repeated random tokens" in data["text"]
     # Without delimiters, their score is NaN, which JSON does not have.
     assert "delimiter" in expected.scores and "delimiter" not in data["scores"]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
-def test_an_atlas_is_passed_on():
+def test_explain_page_accepts_precomputed_head_scores_and_effects():
     effect = np.arange(8.0).reshape(2, 4)
     atlas = HeadAtlas({"induction": 2 * effect}, effect, 3 * effect, 1.0, 5)
     assert data_of(explain(*model_of(dtype="bfloat16"), [1, 2], atlas=atlas))["atlas"] == {
         "scores": {"induction": (2 * effect).tolist()},
         "effects": effect.tolist(),
         "errors": (3 * effect).tolist(),
-        "text": "Measured on 5 rows of text.",
+        "text": "Measured on 5 sequences of text.",
     }
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
-def test_a_page_of_captured_values_has_the_parts_of_the_last_logit():
+def test_explain_page_of_encoder_decoder_attributes_the_last_logit_to_components():
     model = jf.build(training_preset("tiny", "encoder-decoder").model)
     variables = tiny.weights(model, 0)
     data = data_of(explain(model, variables, [3, 4, 5], target=[1, 2]))
@@ -311,7 +311,7 @@ def test_a_page_of_captured_values_has_the_parts_of_the_last_logit():
     assert "attribution" not in data_of(explain(lstm, tiny.weights(lstm, 0), [3, 4, 5]))
 
 
-def test_errors_come_before_anything_is_computed(monkeypatch):
+def test_explain_checks_arguments_before_it_computes(monkeypatch):
     for name in ("captured_data", "dependency_data", "final_logits"):
         monkeypatch.setattr(explanation, name, lambda *_: pytest.fail("it was computed"))
     model, variables = model_of()
@@ -325,14 +325,14 @@ def test_errors_come_before_anything_is_computed(monkeypatch):
     assert "tokenizer is None" in of("text")
     assert "this model reads at most 48" in of("x " * 100, words)
     assert "text has the id 300; this model's ids are 0 … 299" in of([1, 300])
-    assert "must be a text or a list of ids" in of([0.5])
-    assert "reads no source" in of("text", words, target="text")
-    assert "must hold 'params'" in error_of(lambda: explain(model, {"prepared": 1}, [1]))
+    assert "must be a text or a list of token ids" in of([0.5])
+    assert "has no source" in of("text", words, target="text")
+    assert "must contain 'params'" in error_of(lambda: explain(model, {"packed": 1}, [1]))
     long = jf.Decoder(jf.DecoderConfig(max_length=1024, vocab_size=9, embed_dim=12))
     assert "a page shows at most 512" in error_of(lambda: explain(long, variables, [1] * 600))
 
 
-def test_the_verb_writes_a_page(tmp_path, monkeypatch, capsys):
+def test_explain_writes_a_page(tmp_path, monkeypatch, capsys):
     from jaxformer.cli import main
 
     model, variables = model_of()
@@ -352,7 +352,7 @@ def test_the_verb_writes_a_page(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_an_installed_package_has_the_files_of_the_page(tmp_path):
+def test_wheel_contains_the_files_of_the_explain_page(tmp_path):
     """A wheel holds the modules, the style sheet and the template."""
     from zipfile import ZipFile
 

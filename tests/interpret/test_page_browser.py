@@ -100,7 +100,7 @@ def check_logits(tab, model, params, tokens):
 
 
 @pytest.mark.parametrize("name", mostly_slow([*OPTIONS, "8 bits"], "gpt2", "gemma"))
-def test_the_page_computes_the_logits_of_jax(name, opened, monkeypatch):
+def test_explain_page_computes_the_same_logits_as_jax(name, opened, monkeypatch):
     if name == "8 bits":
         monkeypatch.setattr(page_weights, "MOST_EXACT", 0)
     model, variables = model_of(**OPTIONS.get(name, {"norm": "rms", "positions": "rotary"}))
@@ -119,7 +119,7 @@ def test_the_page_computes_the_logits_of_jax(name, opened, monkeypatch):
     check_logits(tab, model, variables["params"], edited)
 
 
-def test_a_head_of_strength_0_is_removed_from_the_real_logits(opened):
+def test_disabling_a_head_on_explain_page_equals_ablation_in_jax(opened):
     model, variables = model_of(**OPTIONS["llama"])
     tokens = list(range(5, 17))
     tab = opened(explain(model, variables, tokens))
@@ -141,7 +141,7 @@ def test_a_head_of_strength_0_is_removed_from_the_real_logits(opened):
 @pytest.mark.parametrize(
     "name", mostly_slow(["gpt2", "llama", "relative", "parallel with two norms"], "gpt2")
 )
-def test_the_contributions_add_up_to_the_logit(name, opened):
+def test_head_contributions_on_explain_page_add_up_to_the_logit(name, opened):
     model, variables = model_of(**OPTIONS[name])
     tab = opened(explain(model, variables, list(range(5, 17))))
     tab.click("#tab-heads")
@@ -150,7 +150,7 @@ def test_the_contributions_add_up_to_the_logit(name, opened):
     assert f"{max(logits):.3f}" in said, said
 
 
-def test_a_large_negative_effect_is_visible_among_many_heads(opened):
+def test_page_shows_a_large_negative_effect_among_many_heads(opened):
     """The map has more cells than pixels, and one negative cell among small positive ones."""
     effect = np.full((700, 900), 0.01)
     effect[351, 451] = -2.0
@@ -176,7 +176,7 @@ def test_a_large_negative_effect_is_visible_among_many_heads(opened):
     assert tab.evaluate(nearest_colour) <= 6
 
 
-def test_the_atlas_shows_scores_and_effects(opened):
+def test_explain_page_shows_scores_and_effects_of_heads(opened):
     effect = np.arange(8.0).reshape(2, 4)
     atlas = HeadAtlas({"first_token": effect / 8}, effect, effect / 4, 1.0, 5)
     tab = opened(explain(*model_of(), [1, 2, 3], atlas=atlas))
@@ -200,7 +200,7 @@ def test_the_atlas_shows_scores_and_effects(opened):
     assert tab.evaluate("jaxformerPage.store.selection.head") == 1
 
 
-def test_the_lesson_shows_mean_beta_and_spread_gamma(opened):
+def test_layer_norm_output_on_explain_page_has_beta_as_mean_and_gamma_as_stddev(opened):
     model, variables = model_of(embed_dim=64)
     tab = opened(explain(model, variables, TEXT, tokenizer()))
     tab.click("#tab-norm")
@@ -215,7 +215,7 @@ def test_the_lesson_shows_mean_beta_and_spread_gamma(opened):
                 assert float(after.get_attribute("data-spread")) == pytest.approx(gamma, abs=1e-3)
 
 
-def test_every_control_works_from_the_keyboard(opened):
+def test_every_control_of_explain_page_works_with_the_keyboard(opened):
     model, variables = model_of()
     tab = opened(explain(model, variables, TEXT, tokenizer()))
     press, read = tab.keyboard.press, tab.evaluate
@@ -313,7 +313,7 @@ def state_of(tab):
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(6), 0))
-def test_buttons_pressed_while_the_page_computes_act_one_after_another(seed, opened):
+def test_explain_page_processes_clicks_during_computation_in_order(seed, opened):
     """The result is that of a page that has computed before each press."""
     model, variables = model_of()
     page = explain(model, variables, TEXT, tokenizer())
@@ -337,7 +337,7 @@ def test_buttons_pressed_while_the_page_computes_act_one_after_another(seed, ope
         assert len(state["tokens"]) == page.num_tokens + 5
 
 
-def test_a_token_selected_while_the_page_computes_stays_selected(opened):
+def test_token_selected_while_the_html_page_computes_stays_selected(opened):
     model, variables = model_of()
     tab = opened(explain(model, variables, list(range(5, 17))))
     tab.evaluate(SLOW_CLOCK)
@@ -353,7 +353,7 @@ def test_a_token_selected_while_the_page_computes_stays_selected(opened):
     check_logits(tab, model, variables["params"], expected)
 
 
-def test_views_that_are_hidden_stop_computing_an_old_text(opened):
+def test_hidden_tabs_of_explain_page_stop_computing_if_the_text_changes(opened):
     model, variables = model_of()
     tab = opened(explain(model, variables, list(range(40))))
     tab.evaluate(SLOW_CLOCK)
@@ -368,7 +368,7 @@ def test_views_that_are_hidden_stop_computing_an_old_text(opened):
     assert tab.evaluate("beyond") == 0
 
 
-def test_every_token_of_a_list_can_be_chosen(opened):
+def test_every_suggested_token_of_the_page_can_be_selected(opened):
     """Spaces, line feeds and tabs have signs, which are tokens themselves."""
     words = ByteTokenizer.train(["·\n→\n⏎\n\t\n ·x x→"] * 9, 300)
     model, variables = model_of()
@@ -397,7 +397,7 @@ def test_every_token_of_a_list_can_be_chosen(opened):
     assert {words.encode(x)[0] for x in (" ", "\n", "\t", "·", "→", "⏎")} <= seen
 
 
-def test_temperature_and_top_p_act_on_the_logits(opened):
+def test_explain_page_applies_temperature_and_top_p_to_the_logits(opened):
     model, variables = model_of()
     tab = opened(explain(model, variables, TEXT, tokenizer()))
     tab.click("#tab-decoding")
@@ -415,7 +415,7 @@ def test_temperature_and_top_p_act_on_the_logits(opened):
     assert float(best.rstrip("%")) == pytest.approx(100 * shares[0] / shares[:kept].sum(), abs=0.6)
 
 
-def test_markup_in_a_text_and_a_vocabulary_stays_text(opened):
+def test_explain_page_escapes_html_in_texts_and_tokens(opened):
     hostile = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>'
     model, variables = model_of(vocab_size=330, max_length=100)
     words = tokenizer(hostile * 40)
@@ -427,7 +427,7 @@ def test_markup_in_a_text_and_a_vocabulary_stays_text(opened):
     assert tab.locator("h1").inner_text() == hostile
 
 
-def test_two_pages_in_one_notebook_do_not_clash(opened, browser):
+def test_two_explain_pages_in_one_notebook_are_independent(opened, browser):
     frames = []
     for seed, name in enumerate(("first", "second")):
         model = model_of()[0]
@@ -453,7 +453,7 @@ def test_two_pages_in_one_notebook_do_not_clash(opened, browser):
 @pytest.mark.parametrize(
     "kind", mostly_slow(["encoder-decoder", "recurrent", "encoder"], "encoder-decoder")
 )
-def test_a_page_of_captured_values_shows_them(kind, opened, monkeypatch):
+def test_explain_page_of_captured_values_displays_the_values(kind, opened, monkeypatch):
     import jax
 
     from jaxformer.training.presets import training_preset
@@ -498,7 +498,7 @@ INTERACTIONS = {
 
 
 @pytest.mark.slow
-def test_512_tokens_stay_responsive(opened):
+def test_explain_page_stays_responsive_with_512_tokens(opened):
     model, variables = model_of(max_length=512, embed_dim=64, mlp_dim=256)
     tokens = np.random.default_rng(0).integers(0, 300, 512).tolist()
     tab = opened(explain(model, variables, tokens))

@@ -22,7 +22,7 @@ def examples(seed):
     return ids, labels[ids], vectors[ids], rng
 
 
-def test_a_linear_label_is_found_in_the_layer_that_has_it():
+def test_probes_find_the_only_layer_with_a_linearly_encoded_label():
     """Layer 0 has noise, layer 1 the label as a direction, layer 2 its product with a sign."""
     ids, labels, _, rng = examples(0)
     directions = rng.normal(size=(3, DIM))
@@ -34,7 +34,7 @@ def test_a_linear_label_is_found_in_the_layer_that_has_it():
     assert found.selectivity[1] > 0.3
 
 
-def test_an_identity_is_not_mistaken_for_the_label():
+def test_probes_of_one_hot_token_ids_have_zero_selectivity():
     """One-hot ids predict the control task as well as the label."""
     ids, labels, _, _ = examples(1)
     found = train_probes(np.eye(KINDS)[ids][None], labels, ids)
@@ -51,7 +51,7 @@ def test_the_probes_of_a_layer_do_not_depend_on_other_layers():
     )
 
 
-def test_the_accuracy_is_that_of_the_returned_probe_on_held_out_examples():
+def test_probe_accuracy_is_measured_on_held_out_examples():
     ids, labels, vectors, rng = examples(3)
     vectors = vectors + rng.normal(size=vectors.shape)
     found = train_probes(vectors[None], labels, ids, held_out=0.5, seed=4)
@@ -62,7 +62,7 @@ def test_the_accuracy_is_that_of_the_returned_probe_on_held_out_examples():
     assert right[~test].mean() > right[test].mean()
 
 
-def test_a_random_label_of_whole_groups_is_not_readable():
+def test_probes_fail_on_random_labels_if_whole_texts_are_held_out():
     """The features of a text's tokens have a common part, by which a probe recognizes the text."""
     rng = np.random.default_rng(5)
     groups = np.repeat(np.arange(60), 10)
@@ -82,7 +82,7 @@ def test_a_random_label_of_whole_groups_is_not_readable():
 
 
 @given(st.integers(2, 40), st.integers(0, 2**31), st.floats(0.1, 0.9))
-def test_a_group_is_held_out_as_a_whole(num_groups, seed, held_out):
+def test_all_probe_examples_of_a_group_are_in_the_same_split(num_groups, seed, held_out):
     rng = np.random.default_rng(seed)
     groups = rng.integers(-5, num_groups, 200)
     try:
@@ -98,13 +98,13 @@ def test_a_group_is_held_out_as_a_whole(num_groups, seed, held_out):
         ({"features": jnp.zeros((EXAMPLES, DIM))}, r"features are \(600, 12\)"),
         ({"labels": np.zeros(3, int)}, r"labels are int64 \(3,\); they must be int \(600,\)"),
         ({"labels": np.zeros(EXAMPLES)}, "labels are float64"),
-        ({"labels": np.zeros(EXAMPLES, int)}, "at least two values"),
+        ({"labels": np.zeros(EXAMPLES, int)}, "at least two different labels"),
         ({"held_out": 1.0}, "held_out is 1.0; it must be between 0 and 1"),
         ({"steps": 0}, "steps is 0"),
         ({"groups": np.arange(3)}, r"groups are int64 \(3,\)"),
-        ({"groups": np.zeros(EXAMPLES, int)}, "which with this seed holds out [01] of 1 groups"),
-        ({"held_out": 1e-9}, "holds out 0 of 600 groups"),
-        ({"held_out": 1 - 1e-9}, "holds out 600 of 600 groups"),
+        ({"groups": np.zeros(EXAMPLES, int)}, "the random split held out [01] of 1 groups"),
+        ({"held_out": 1e-9}, "held out 0 of 600 groups"),
+        ({"held_out": 1 - 1e-9}, "held out 600 of 600 groups"),
     ],
 )
 def test_invalid_probe_arguments_are_rejected(change, message):

@@ -58,9 +58,8 @@ def setup(name, seed):
     pair = []
     for number in (seed, seed + 1):
         source = None
-        if hasattr(model.config, "max_source_length"):
-            size = model.config.source_vocab_size
-            source = tiny.tokens(number + 7, BATCH, 4, vocab_size=size)
+        if model.config.reads_source:
+            source = tiny.source(model, number + 7, BATCH, 4)
         pair.append(Inputs(tiny.tokens(number, BATCH, LENGTH), source=source))
     return model, tiny.weights(model, seed), *pair
 
@@ -103,7 +102,7 @@ def looped(model, variables, clean, corrupted, point, axes):
 @pytest.mark.parametrize("case", mostly_rare(CASES, list(CASES)[-1]))
 @few
 @given(seed=tiny.seeds)
-def test_a_sweep_is_the_loop_over_its_sites(case, seed):
+def test_activation_patching_equals_a_loop_over_patches(case, seed):
     name, point, axes = CASES[case]
     model, variables, clean, corrupted = setup(name, seed)
     found = patch_sweep(model, variables, clean, corrupted, METRIC, point, axes=axes, chunk=3)
@@ -114,7 +113,7 @@ def test_a_sweep_is_the_loop_over_its_sites(case, seed):
 
 @few
 @given(seed=tiny.seeds)
-def test_the_clean_embedding_restores_the_clean_metric(seed):
+def test_patching_all_embeddings_restores_the_clean_metric(seed):
     """A site may be the whole value: it is the only entry of an array without axes."""
     model, variables, clean, corrupted = setup("decoder", seed)
     found = patch_sweep(model, variables, clean, corrupted, METRIC, "embedding", axes=())
@@ -126,7 +125,7 @@ def test_the_clean_embedding_restores_the_clean_metric(seed):
 @pytest.mark.parametrize("point", ["attention.heads", "attention.key"])
 @few
 @given(seed=tiny.seeds)
-def test_equal_texts_have_no_effect(point, seed):
+def test_activation_patching_between_equal_texts_has_no_effect(point, seed):
     model, variables, clean, _ = setup("decoder", seed)
     found = patch_sweep(model, variables, clean, clean, METRIC, point)
     assert found.clean == found.corrupted
@@ -135,7 +134,7 @@ def test_equal_texts_have_no_effect(point, seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", ["block.output", "attention.value"])
-def test_the_result_does_not_depend_on_how_many_sites_are_computed_together(point):
+def test_patching_results_do_not_depend_on_the_chunk_size(point):
     model, variables, clean, corrupted = setup("decoder", 0)
     first, *others = (
         patch_sweep(model, variables, clean, corrupted, METRIC, point, chunk=chunk).effects
@@ -145,7 +144,7 @@ def test_the_result_does_not_depend_on_how_many_sites_are_computed_together(poin
         tiny.close(other, first)
 
 
-def test_a_sweep_resumes_at_the_site_where_it_can(monkeypatch):
+def test_patch_sweep_over_heads_reuses_outputs_of_layers_before_the_patch(monkeypatch):
     """Sweeps of points before the attention run the whole model."""
     model, variables, clean, corrupted = setup("decoder", 0)
     grids = []
@@ -169,18 +168,19 @@ class Bent(jf.Decoder):
         return passed._replace(hidden=np.sin(1.0) * passed.hidden**2)
 
 
-def test_a_sweep_of_a_class_of_the_user_runs_its_own_forward_pass():
+@pytest.mark.slow
+def test_patch_sweep_uses_the_forward_pass_of_a_user_defined_model():
     plain, variables, clean, corrupted = setup("decoder", 0)
     model, point = Bent(plain.config), "attention.heads"
     found = patch_sweep(model, variables, clean, corrupted, METRIC, point)
     tiny.close(found.effects, looped(model, variables, clean, corrupted, point, AXES))
-    with pytest.raises(ValueError, match="model is a Bent; edges are those of a Decoder"):
+    with pytest.raises(ValueError, match="model is a Bent; path patching requires a Decoder"):
         check_is_sum(model)
-    assert live_reason(model, variables).endswith("this model is of the class Bent")
+    assert live_reason(model, variables).endswith("not Bent")
 
 
 @pytest.mark.slow
-def test_progress_ends_with_all_sites_and_few_programs_are_compiled():
+def test_patch_sweep_reports_progress_and_compiles_few_programs():
     """Another metric, other texts and other weights compile nothing."""
     model, variables, clean, corrupted = setup("llama", 0)
     calls = []
@@ -200,7 +200,7 @@ def test_progress_ends_with_all_sites_and_few_programs_are_compiled():
 
 
 @pytest.mark.slow
-def test_log_probability_is_that_of_the_token():
+def test_log_probability_metric_equals_log_softmax_of_given_token():
     model, variables, clean, corrupted = setup("decoder", 3)
     found = patch_sweep(model, variables, clean, corrupted, LogProbability(4), "embedding", axes=())
     logits = model.apply(variables, clean.tokens)
@@ -224,22 +224,22 @@ class Unregistered:
 
 TOKENS = np.ones((BATCH, LENGTH), np.int32)
 WRONG = {
-    r"no point is named 'attention.head' \(nearest: 'attention.heads'\)": {
+    "no hook point is named 'attention.head'; did you mean attention.heads": {
         "point": "attention.head"
     },
-    r"axes are \('head',\); for the point 'block.input' they must be .* layer, position": {
+    r"axes are \('head',\); for the hook point 'block.input' they must be .* layer, position": {
         "point": "block.input",
         "axes": ("head",),
     },
-    r"axes are \('layer',\); for the point 'embedding' .* from position": {
+    r"axes are \('layer',\); for the hook point 'embedding' .* from position": {
         "point": "embedding",
         "axes": ("layer",),
     },
     "axes are 'head'": {"axes": "head"},
     r"axes are \('row',\)": {"axes": ("row",)},
-    r"tokens of clean has shape \(2, 3\), that of corrupted \(2, 4\)": {"clean": TOKENS[:, 1:]},
+    r"tokens has shape \(2, 3\) in clean and \(2, 4\) in corrupted": {"clean": TOKENS[:, 1:]},
     r"clean has shape \(4,\); it must be int \[batch, length\]": {"clean": TOKENS[0]},
-    "tokens hold id 13; vocab_size is 13": {"corrupted": 13 * TOKENS},
+    "tokens contain id 13, but vocab_size is 13": {"corrupted": 13 * TOKENS},
     "chunk is 0": {"chunk": 0},
     "metric is a function": {"metric": lambda logits: logits[0, 0]},
     "metric is a Inputs": {"metric": Inputs(TOKENS)},
@@ -250,7 +250,7 @@ WRONG = {
     },
     "metric.right is 13; it must be a token id from 0 to 12": {"metric": LogitDifference(13, 2)},
     r"metric.token is \(1, 2, 3\)": {"metric": LogProbability((1, 2, 3))},
-    "segments of clean and corrupted differ": {
+    "segment_ids of clean and corrupted differ": {
         "clean": Inputs(TOKENS, np.ones_like(TOKENS)),
         "corrupted": Inputs(TOKENS, 2 * np.ones_like(TOKENS)),
     },
@@ -258,7 +258,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_arguments_are_named(message):
+def test_patch_sweep_raises_error_that_names_the_invalid_argument(message):
     model = build("decoder")
     given = {"clean": TOKENS, "corrupted": TOKENS, "metric": METRIC, **WRONG[message]}
     with pytest.raises(ValueError, match=message):

@@ -10,7 +10,7 @@ import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens
-from jaxformer.interpret.attention_maps import attention_maps
+from jaxformer.interpret.attention import attention_maps
 from jaxformer.interpret.encoded_text import EncodedText, token_names
 from tests.properties import tiny
 
@@ -54,7 +54,7 @@ def subwords(spellings, decoder):
         max_size=40,
     )
 )
-def test_different_tokens_have_different_names_without_invisible_characters(decoder, spellings):
+def test_token_labels_are_unique_and_visible(decoder, spellings):
     words = subwords(spellings, DECODERS[decoder])
     ids = range(words.vocab_size + 2)  # a model may have more ids than its tokenizer
     names = token_names(words, ids)
@@ -63,21 +63,21 @@ def test_different_tokens_have_different_names_without_invisible_characters(deco
     assert token_names(words, [*ids, *ids]) == names * 2
 
 
-def test_the_space_before_a_word_is_part_of_its_name():
+def test_token_labels_show_leading_spaces():
     words = subwords(["▁the", "the", "▁", "x", "<0x0A>", "·", "y#5"], LLAMA)
     assert token_names(words, range(12)) == [
         "<unk>", "<s>", "</s>", "·the", "the", "·", "x", "⏎", "· #8", "y#5 #9", "#10", "#11",
     ]  # fmt: skip
 
 
-def test_every_token_of_a_trained_tokenizer_has_its_own_name():
+def test_trained_tokenizers_have_unique_token_labels():
     words = ByteTokenizer.train(["· → ⏎ \t\n · x the · →é #12 \\xe2\x1b"] * 9, 400)
     names = token_names(words, range(400))
     assert len(set(names)) == 400
     assert names[words.encode(" ")[0]] == "·" and names[words.encode("\n")[0]] == "⏎"
 
 
-def test_the_axes_of_a_picture_have_the_names_of_a_page():
+def test_tokens_in_attention_plots_are_labelled_by_token_names():
     words = subwords(["▁the", "the", "·", "▁"], LLAMA)
     model = jf.Decoder(jf.DecoderConfig(vocab_size=9, max_length=8, num_layers=1, embed_dim=12))
     ids = [3, 4, 5, 6, 3]

@@ -10,19 +10,19 @@ from tests.properties.chunks import chunked
 from tests.properties.witness import exactly, jacobian
 
 
-def chunks_equal_one_pass(model, seed, segments, chunks):
+def chunks_equal_one_pass(model, seed, segment_ids, chunks):
     """Reading the texts in chunks gives the logits of one pass over them."""
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 2, tiny.LENGTH)
-    logits, _ = chunked(model, variables, tokens, chunks, segments)
-    tiny.close(logits, tiny.apply(model)(variables, tokens, segments), where=segments != 0)
+    logits, _ = chunked(model, variables, tokens, chunks, segment_ids)
+    tiny.close(logits, tiny.apply(model)(variables, tokens, segment_ids), where=segment_ids != 0)
 
 
 def dependencies_are_the_rules(model):
     """An output depends on exactly the inputs that the rules of the sub-layers allow."""
     x = tiny.embeddings(0, 2, tiny.LENGTH, model.config.embed_dim)
-    segments = np.array([[1] * 5 + [0] + [2] * (tiny.LENGTH - 6), [3] * tiny.LENGTH])
-    found = jacobian(model)(tiny.weights(model, 1), x, jnp.asarray(segments), None)
-    exactly(found, rules.of(model.config, segments, layers=model.layers))
+    segment_ids = np.array([[1] * 5 + [0] + [2] * (tiny.LENGTH - 6), [3] * tiny.LENGTH])
+    found = jacobian(model)(tiny.weights(model, 1), x, jnp.asarray(segment_ids), None)
+    exactly(found, rules.model_rule(model.config, segment_ids, layers=model.layers))
 
 
 def a_saved_model_is_equal(folder, model, own=()):

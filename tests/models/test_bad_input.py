@@ -70,11 +70,11 @@ REFUSED = {
     ],
     "patch is a list; it must map names to Patch": [lambda: inspect(patch=["block.input"])],
     "capture is 'block.input'; it must be a tuple": [lambda: inspect(capture="block.input")],
-    "no point is named 'blok.input' .nearest: 'block.input'": [
+    "no hook point is named 'blok.input'; did you mean block.input": [
         lambda: inspect(capture=("blok.input",)),
         lambda: inspect(patch={"blok.input": jf.Patch(True, 0.0)}),
     ],
-    r"no parameters of its own; call model.apply\(variables": [
+    r"does not store parameters; call model.apply\(variables": [
         lambda: model()(TOKENS),
         lambda: model().inspect(TOKENS),
         lambda: model().hidden_states(TOKENS),
@@ -90,40 +90,44 @@ REFUSED = {
             jax.tree.map(lambda x: x.astype(int) if x.ndim == 3 else x, weights()), TOKENS
         )
     ],
-    "variables hold blocks.*; they must hold 'params'": [
+    "variables contain blocks.*; they must contain 'params'": [
         lambda: model().apply(dict(sorted(weights()["params"].items())), TOKENS)
     ],
-    r"variables hold \[1\]; they must hold 'params'": [lambda: model().apply([1], TOKENS)],
-    "tokens are rows of unequal lengths": [
+    r"variables contain \[1\]; they must contain 'params'": [lambda: model().apply([1], TOKENS)],
+    "tokens are sequences of unequal lengths": [
         lambda: model().apply(weights(), [[1, 2], [3]]),
         lambda: jf.score(model(), weights(), [[1, 2], [3]]),
     ],
-    r"tokens are float32 \(1, 3, 8\); score needs their ids": [
+    r"tokens is float32 \(1, 3, 8\); score accepts integer token ids": [
         lambda: jf.score(model(), weights(), jnp.ones((1, 3, 8)))
     ],
-    r"tokens are \(1, 0\); there must be at least one": [
-        lambda: jf.advance(model(), weights(), TOKENS[:, :0], jf.start(model(), weights(), 1, 4))
+    r"tokens has shape \(1, 0\); it must hold at least one": [
+        lambda: jf.extend(
+            model(), weights(), TOKENS[:, :0], jf.init_cache(model(), weights(), 1, 4)
+        )
     ],
     "max_new_tokens is 2.5; it must be a whole number": [lambda: generate(max_new_tokens=2.5)],
-    "batch_size is 1.5; it must be a whole": [lambda: jf.start(model(), weights(), 1.5, 4)],
-    "capacity is True; it must be a whole": [lambda: jf.start(model(), weights(), 1, True)],
+    "batch_size is 1.5; it must be a whole": [lambda: jf.init_cache(model(), weights(), 1.5, 4)],
+    "capacity is True; it must be a whole": [lambda: jf.init_cache(model(), weights(), 1, True)],
     "beam_width is 2.5; it must be a whole": [
         lambda: jf.beam_search(model(), weights(), [[1]], max_new_tokens=2, beam_width=2.5)
     ],
-    "key is 5; it must be one key": [lambda: generate(key=5)],
-    r"(?s)key is Array.*; it must be one key": [lambda: generate(key=jax.random.split(KEY, 3))],
+    "key is 5; it must be a single key": [lambda: generate(key=5)],
+    r"(?s)key is Array.*; it must be a single key": [
+        lambda: generate(key=jax.random.split(KEY, 3))
+    ],
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_a_mistake_is_named(message):
+def test_models_and_decoding_raise_errors_that_name_invalid_arguments(message):
     for mistake in REFUSED[message]:
         with pytest.raises(ValueError, match=message):
             mistake()
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.dtype("bfloat16"), "bfloat16"])
-def test_dtype_accepts_jax_and_numpy_spellings(dtype):
+def test_config_dtype_accepts_jax_and_numpy_spellings(dtype):
     """All spellings give equal, hashable configs with a string as `dtype`."""
     config = jf.DecoderConfig(dtype=dtype)
     assert config == jf.DecoderConfig(dtype="bfloat16") and config.dtype == "bfloat16"
@@ -133,14 +137,14 @@ def test_dtype_accepts_jax_and_numpy_spellings(dtype):
 
 
 @pytest.mark.slow
-def test_a_legacy_prngkey_is_accepted():
+def test_decoding_accepts_a_legacy_prngkey():
     same = generate(key=jax.random.PRNGKey(0)), generate(key=jax.random.key(0))
     np.testing.assert_array_equal(same[0].tokens, same[1].tokens)
 
 
 @pytest.mark.parametrize("model", MODELS.values())
 @pytest.mark.parametrize("config", MODELS)
-def test_model_class_accepts_only_configs_of_its_kind(model, config):
+def test_model_class_accepts_only_its_own_config_class(model, config):
     """A Decoder with an EncoderConfig would generate, and see later tokens."""
     if model.config_type is config:
         assert type(model(config()).config) is config
@@ -163,7 +167,7 @@ class Foreign:
         return len(self.values)
 
 
-def test_tokens_may_be_an_array_of_another_library():
+def test_models_accept_token_arrays_of_another_library():
     ids = Foreign(TOKENS)
     np.testing.assert_array_equal(model().apply(weights(), ids), model().apply(weights(), TOKENS))
     np.testing.assert_array_equal(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxformer as jf
-from jaxformer.models.builders.transformers import stack_of
+from jaxformer.models.builders.transformers import build_stack
 
 WRONG = {
     "vocab_size is 0": {"vocab_size": 0},
@@ -24,12 +24,15 @@ WRONG = {
     "window is 0": {"window": 0},
     "activation is 'tanh'": {"activation": "tanh"},
     "norm is 'batch'": {"norm": "batch"},
-    "norm_position is 'sandwich'": {"norm_position": "sandwich"},
+    "norm_position is 'both'": {"norm_position": "both"},
     "positions is 'absolute'": {"positions": "absolute"},
     "dtype is 'float16'": {"dtype": "float16"},
     r"embed_dim is 8, which num_heads \(3\)": {"embed_dim": 8, "num_heads": 3},
     r"num_kv_heads is 5; it must divide num_heads \(12\)": {"num_kv_heads": 5},
-    "head_dim is 3, of which": {"head_dim": 3, "positions": "rotary"},
+    r"head_dim is 3, and rotary_fraction \(1.0\) rotates 3 features": {
+        "head_dim": 3,
+        "positions": "rotary",
+    },
     "embed_dim is 9; it must be even for sinusoidal": {
         "embed_dim": 9,
         "num_heads": 3,
@@ -52,13 +55,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_an_invalid_field_is_rejected_by_name_and_value(message):
+def test_decoder_config_raises_error_that_names_invalid_field_and_value(message):
     """The config raises ValueError when it is created, not when the model runs."""
     with pytest.raises(ValueError, match=message):
         jf.DecoderConfig(**WRONG[message])
 
 
-def test_a_constant_of_a_config_is_not_a_field():
+def test_config_class_attribute_is_not_validated_as_a_field():
     """A class attribute with an annotation is not checked, as the base class has such ones."""
 
     @dataclass(frozen=True)
@@ -68,13 +71,13 @@ def test_a_constant_of_a_config_is_not_a_field():
     assert Own(vocab_size=np.int64(3)).vocab_size == 3
 
 
-def test_every_config_says_whether_its_layers_have_a_residual():
+def test_decoder_and_recurrent_configs_have_a_residual_attribute():
     """The rules of `verify` ask every kind of model."""
     assert jf.DecoderConfig().residual and not jf.DecoderConfig(residual=False).residual
     assert not jf.RecurrentConfig().residual
 
 
-def test_numpy_integers_are_accepted():
+def test_config_and_sampler_accept_numpy_integers():
     """The config converts them to Python integers, which JSON can serialize."""
     config = jf.DecoderConfig(vocab_size=np.array([3, 299]).max() + 1)
     assert config == jf.DecoderConfig(vocab_size=300) and type(config.vocab_size) is int
@@ -82,7 +85,7 @@ def test_numpy_integers_are_accepted():
 
 
 @pytest.mark.parametrize("field", ["attention", "layers", "remat"])
-def test_an_invalid_execution_field_is_rejected_by_name_and_value(field):
+def test_execution_options_raise_error_that_names_invalid_field_and_value(field):
     """The message lists the accepted values."""
     with pytest.raises(ValueError, match=f"{field} is 'fast'; it must be one of"):
         jf.Execution(**{field: "fast"})
@@ -108,7 +111,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_presets_have_the_published_size(name):
+def test_preset_has_the_published_number_of_parameters(name):
     """The number of parameters matches exactly."""
     assert jf.parameter_count(jf.preset(name)) == PUBLISHED[name]
 
@@ -134,7 +137,7 @@ CONFIGS = st.builds(
 
 
 @given(config=CONFIGS)
-def test_resolved_fills_in_missing_sizes_and_keeps_the_rest(config):
+def test_resolved_config_fills_in_missing_sizes_and_keeps_given_fields(config):
     """`resolved` fills in every size, changes no field that was set, and is idempotent."""
     complete = config.resolved
     left_open = [x.name for x in fields(config) if getattr(config, x.name) is None]
@@ -144,14 +147,14 @@ def test_resolved_fills_in_missing_sizes_and_keeps_the_rest(config):
     assert complete.num_heads % complete.num_kv_heads == 0
 
 
-def test_projections_into_the_residual_stream_start_small():
+def test_residual_output_projections_have_gpt2_initial_scale():
     """GPT-2's initialization: N(0, 0.02²), and 0.02/√(2 · layers) for output projections.
 
     No two layers get the same values.
     """
     config = jf.DecoderConfig(num_layers=8, embed_dim=32, num_heads=4).resolved
     quick = {"xla_backend_optimization_level": 0}
-    blocks = jax.jit(stack_of(config).init, compiler_options=quick)(jax.random.key(0))
+    blocks = jax.jit(build_stack(config).init, compiler_options=quick)(jax.random.key(0))
     for kernel, stddev in (
         (blocks["attention"]["query"]["kernel"], 0.02),
         (blocks["attention"]["output"]["kernel"], 0.02 / 4),

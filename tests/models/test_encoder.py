@@ -41,98 +41,103 @@ def build(name):
 
 @each_model
 @tiny.many
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_every_output_depends_on_all_of_its_document(name, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_encoder_output_depends_on_its_whole_document(name, seed, segment_ids):
     """∂ output i / ∂ input j ≠ 0 exactly where i and j are tokens of the same document."""
     model = build(name)
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
-    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
-    exactly(found, rules.of(model.config, segments))
+    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segment_ids), None)
+    exactly(found, rules.model_rule(model.config, segment_ids))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_a_document_gives_what_it_gives_alone(name, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_packed_document_has_the_encoder_outputs_of_the_document_alone(name, seed, segment_ids):
     """A packed or padded document gives the same vectors and logits as the document alone."""
     model = build(name)
-    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
-    together = both(model)(variables, tokens, segments)
-    for row, ids in enumerate(segments):
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segment_ids.shape)
+    together = both(model)(variables, tokens, segment_ids)
+    for index, ids in enumerate(segment_ids):
         documents, _ = rules.read(ids)
         for document in range(1, documents.max() + 1):
             own = np.flatnonzero(documents == document)
             text, real = np.zeros((2, *tokens.shape), np.int32)
-            text[0, : len(own)], real[0, : len(own)] = tokens[row, own], 1
+            text[0, : len(own)], real[0, : len(own)] = tokens[index, own], 1
             alone = both(model)(variables, text, real)
             for some, other in zip(together, alone, strict=True):
-                tiny.close(some[row, own], other[0, : len(own)])
+                tiny.close(some[index, own], other[0, : len(own)])
 
 
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "pre-norm"))
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_the_encoder_is_its_formula(name, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_encoder_outputs_equal_float64_reference_loops(name, seed, segment_ids):
     """Vectors and logits equal the oracle's float64 loops, with two token types for "bert"."""
     model = build(name)
-    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segment_ids.shape)
     types = None
     if model.config.num_token_types:
-        types = np.random.default_rng(seed).integers(0, 2, segments.shape)
-    found = both(model)(variables, tokens, segments, types)
-    for row, ids in enumerate(segments):
-        own = None if types is None else types[row]
-        formula = oracle.encoder(variables["params"], tokens[row], ids, model.config, own)
+        types = np.random.default_rng(seed).integers(0, 2, segment_ids.shape)
+    found = both(model)(variables, tokens, segment_ids, types)
+    for index, ids in enumerate(segment_ids):
+        own = None if types is None else types[index]
+        formula = oracle.encoder(variables["params"], tokens[index], ids, model.config, own)
         for some, other in zip(found, formula, strict=True):
-            tiny.close(some[row], other, 2e-5, where=ids != 0)
+            tiny.close(some[index], other, 2e-5, where=ids != 0)
 
 
-def test_invalid_token_types_are_rejected():
+def test_encoder_rejects_invalid_token_type_ids():
     """Out-of-range types, a wrong shape, and types for a model that has none."""
     model = build("bert")
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 4)
-    for types, said in (([[0, 1, 2, 0]], "num_token_types is 2"), ([[0, 1]], "token_types are")):
+    for types, said in (
+        ([[0, 1, 2, 0]], "num_token_types is 2"),
+        ([[0, 1]], "token_type_ids have"),
+    ):
         with pytest.raises(ValueError, match=said):
-            model.apply(variables, tokens, token_types=types)
+            model.apply(variables, tokens, token_type_ids=types)
     plain = build("pre-norm")
-    with pytest.raises(ValueError, match="num_token_types is 0"):
-        plain.apply(tiny.weights(plain, 0), tokens, token_types=[[0, 0, 0, 0]])
+    with pytest.raises(ValueError, match="num_token_types of this model is 0"):
+        plain.apply(tiny.weights(plain, 0), tokens, token_type_ids=[[0, 0, 0, 0]])
 
 
 @tiny.cache
 def both(model):
-    def run(variables, tokens, segments, types=None):
-        vectors = model.apply(variables, tokens, segments, types, method="encode")
-        return vectors, model.apply(variables, tokens, segments, types)
+    def run(variables, tokens, segment_ids, types=None):
+        vectors = model.apply(variables, tokens, segment_ids, types, method="encode")
+        return vectors, model.apply(variables, tokens, segment_ids, types)
 
     return jax.jit(run)
 
 
 @pytest.mark.slow
 @each_model
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_nan_in_padding_reaches_nothing(name, seed, segments):
-    model, segments = build(name), jnp.asarray(segments)
-    variables, clean = tiny.weights(model, seed), tiny.embeddings(seed, *segments.shape, 8)
-    x = jnp.where((segments != 0)[..., None], clean, jnp.nan)
-    found, wanted = (tiny.loss_and_gradients(model)(variables, x, segments) for x in (x, clean))
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_nan_in_padding_does_not_change_encoder_loss_and_gradients(name, seed, segment_ids):
+    model, segment_ids = build(name), jnp.asarray(segment_ids)
+    variables, clean = tiny.weights(model, seed), tiny.embeddings(seed, *segment_ids.shape, 8)
+    x = jnp.where((segment_ids != 0)[..., None], clean, jnp.nan)
+    found, wanted = (tiny.loss_and_gradients(model)(variables, x, segment_ids) for x in (x, clean))
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
     assert jax.tree.all(jax.tree.map(lambda leaf: np.isfinite(leaf).all(), found))
 
 
 @pytest.mark.slow
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH, ids=(1,)))
-def test_pooled_is_of_the_first_token(seed, segments):
-    """tanh(W h + b) of the first vector that is not padding; without segments, of vector 0."""
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH, ids=(1,)))
+def test_pooler_output_is_computed_from_the_first_token(seed, segment_ids):
+    """tanh(W h + b) of the first vector that is not padding; without segment_ids, of vector 0."""
     model = build("bert")
-    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
-    vectors, _ = both(model)(variables, tokens, segments)
-    pooled = pool(model)(variables, tokens, segments)
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segment_ids.shape)
+    vectors, _ = both(model)(variables, tokens, segment_ids)
+    pooled = pool(model)(variables, tokens, segment_ids)
     weights = oracle.float64(variables["params"]["pooler"])
-    for row, ids in enumerate(segments):
+    for index, ids in enumerate(segment_ids):
         first = np.argmax(ids != 0)
-        tiny.close(pooled[row], np.tanh(oracle.linear(weights, np.float64(vectors[row, first]))))
+        tiny.close(
+            pooled[index], np.tanh(oracle.linear(weights, np.float64(vectors[index, first])))
+        )
     whole = pool(model)(variables, tokens, None)
-    tiny.close(pool(model)(variables, tokens, np.ones_like(segments)), whole)
+    tiny.close(pool(model)(variables, tokens, np.ones_like(segment_ids)), whole)
 
 
 @tiny.cache
@@ -140,19 +145,25 @@ def pool(model):
     return jax.jit(lambda *given: model.apply(*given, method="pooled"))
 
 
-def test_tokens_are_masked_as_often_as_bert_says():
+def test_mask_tokens_replaces_tokens_with_the_frequencies_of_bert():
     """15% of the tokens are chosen: of these 80% are masked, 10% random and 10% unchanged.
 
     Padding and special tokens are never chosen and never drawn. Counts agree within 5 σ.
     """
     number, rate, vocab_size, mask, special = 100_000, 0.15, 50, 49, (0, 3, 4, 48)
-    segments = (jnp.arange(number) % 2) * 3
+    segment_ids = (jnp.arange(number) % 2) * 3
     tokens = jnp.where(jnp.arange(number) % 10 == 1, 3, 7)  # a tenth is special
     inputs, weights = mask_tokens(
-        jax.random.key(0), tokens, mask, vocab_size, rate=rate, segments=segments, special=special
+        jax.random.key(0),
+        tokens,
+        mask,
+        vocab_size,
+        rate=rate,
+        segment_ids=segment_ids,
+        special=special,
     )
-    inputs, weights, segments = (np.asarray(x) for x in (inputs, weights, segments))
-    assert not weights[segments == 0].any() and set(np.unique(weights)) == {0.0, 1.0}
+    inputs, weights, segment_ids = (np.asarray(x) for x in (inputs, weights, segment_ids))
+    assert not weights[segment_ids == 0].any() and set(np.unique(weights)) == {0.0, 1.0}
     assert not weights[tokens == 3].any()
     np.testing.assert_array_equal(inputs[weights == 0], tokens[weights == 0])
     chosen = inputs[weights == 1]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.models.mesh import batch_sharding, make_mesh, shardings
+from jaxformer.models.sharding.parameters import batch_sharding, make_mesh, shardings
 from tests.properties import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -33,46 +33,46 @@ MODELS = {"mixtral": MIXTRAL, "olmoe": OLMOE, "biases": BIASED}
 
 
 def loss(model):
-    """Returns (parameters, tokens, segments) → (loss, logits), which depend on no padding."""
+    """Returns (parameters, tokens, segment_ids) → (loss, logits), which depend on no padding."""
 
-    def run(params, tokens, segments):
-        logits = model.apply({"params": params}, tokens, segments)
-        real = (segments != 0)[..., None]
+    def run(params, tokens, segment_ids):
+        logits = model.apply({"params": params}, tokens, segment_ids)
+        real = (segment_ids != 0)[..., None]
         return jnp.where(real, jax.nn.log_softmax(logits) * jnp.sin(logits), 0).sum(), logits
 
     return run
 
 
-def inputs(rows=16):
-    tokens = tiny.tokens(0, rows, LENGTH, vocab_size=64)
-    segments = (np.arange(LENGTH) < 1 + np.arange(rows)[:, None] % LENGTH).astype(np.int32)
-    return tokens, segments
+def inputs(batch_size=16):
+    tokens = tiny.tokens(0, batch_size, LENGTH, vocab_size=64)
+    segment_ids = (np.arange(LENGTH) < 1 + np.arange(batch_size)[:, None] % LENGTH).astype(np.int32)
+    return tokens, segment_ids
 
 
-def compiled(model, sizes, rows=16):
+def compiled(model, sizes, batch_size=16):
     """Returns the program of the gradient on a mesh, and its arguments."""
     params = tiny.weights(model, 0)["params"]
     mesh = make_mesh(sizes)
-    by_row = batch_sharding(mesh) if rows % 8 == 0 else None
+    sharding = batch_sharding(mesh) if batch_size % 8 == 0 else None
     with jax.set_mesh(mesh):
         params = jax.device_put(params, shardings(params, model, mesh))
-        arguments = params, *jax.device_put(inputs(rows), by_row)
+        arguments = params, *jax.device_put(inputs(batch_size), sharding)
         run = jax.jit(jax.value_and_grad(loss(model), has_aux=True))
         return run.lower(*arguments).compile(), arguments
 
 
 @cache
-def of_one_device(name, dtype, rows=16):
+def of_one_device(name, dtype, batch_size=16):
     model = tiny.build(**MODELS[name], dtype=dtype)
     run = jax.jit(jax.value_and_grad(loss(model), has_aux=True))
-    return jax.device_get(run(tiny.weights(model, 0)["params"], *inputs(rows)))
+    return jax.device_get(run(tiny.weights(model, 0)["params"], *inputs(batch_size)))
 
 
 @pytest.mark.skipif(not ON_EIGHT, reason="needs eight devices; see the last test")
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_and_gradients_are_those_of_one_device(name, sizes):
+def test_expert_parallel_logits_and_gradients_equal_one_device(name, sizes):
     """With padding: also of the loss, and with biases, which are added once."""
     model = tiny.build(**MODELS[name], dtype="float32")
     program, arguments = compiled(model, sizes)
@@ -82,7 +82,7 @@ def test_logits_and_gradients_are_those_of_one_device(name, sizes):
 @pytest.mark.skipif(not ON_EIGHT, reason="needs eight devices; see the last test")
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [MESHES[1], MESHES[3]], ids=str)
-def test_bfloat16_has_the_same_loss_and_most_tokens(sizes):
+def test_expert_parallel_bfloat16_loss_equals_one_device(sizes):
     """A token that is about equally far from two experts may go to another one."""
     model = tiny.build(**MIXTRAL, dtype="bfloat16")
     program, arguments = compiled(model, sizes)
@@ -99,10 +99,10 @@ def test_bfloat16_has_the_same_loss_and_most_tokens(sizes):
 @pytest.mark.skipif(not ON_EIGHT, reason="needs eight devices; see the last test")
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [MESHES[0], MESHES[1]], ids=str)
-def test_rows_that_the_mesh_does_not_divide(sizes):
-    """Five rows of 12 tokens: no or few axes divide the tokens, and the outputs are summed."""
+def test_expert_parallelism_with_indivisible_batches_equals_one_device(sizes):
+    """Five sequences of 12 tokens: no or few axes divide the tokens, and the outputs are summed."""
     model = tiny.build(**MIXTRAL, dtype="float32")
-    program, arguments = compiled(model, sizes, rows=5)
+    program, arguments = compiled(model, sizes, batch_size=5)
     wanted = of_one_device("mixtral", "float32", 5)
     tiny.all_close(jax.device_get(program(*arguments)), wanted, 1e-5)
 
@@ -110,7 +110,7 @@ def test_rows_that_the_mesh_does_not_divide(sizes):
 @pytest.mark.skipif(not ON_EIGHT, reason="needs eight devices; see the last test")
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", MESHES[:2], ids=str)
-def test_kernels_stay_where_they_are(sizes):
+def test_expert_kernels_are_not_exchanged_between_devices(sizes):
     """No exchange has an array of kernels, and each device has only its own gradients.
 
     Only gradients are summed over `data`. Each device computes its own experts' share.
@@ -130,7 +130,7 @@ def test_kernels_stay_where_they_are(sizes):
 
 @pytest.mark.skipif(not ON_EIGHT, reason="needs eight devices; see the last test")
 @pytest.mark.slow
-def test_temporaries_do_not_grow_with_the_number_of_experts():
+def test_temporary_memory_of_a_device_grows_only_with_its_own_experts():
     """With eight times the experts on eight devices, each has as much as one device had before."""
 
     def temporaries(num_experts, sizes):
@@ -153,7 +153,7 @@ PARTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", PARTS)
-def test_eight_devices(part):
+def test_expert_parallelism_on_eight_devices_is_exact_and_exchanges_no_kernels(part):
     """Runs the tests above on eight simulated devices."""
     if ON_EIGHT:
         return

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.row_size import visible_pairs
+from jaxformer.functional.sequence_size import visible_pairs
 from jaxformer.models.builders.transformers import self_attention_mask
 from jaxformer.models.config import DecoderConfig, EncoderConfig, Execution, preset
 from jaxformer.models.config.encoder import ReadsSource
@@ -35,7 +35,7 @@ def training(config, length, **options):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_the_formula_equals_xlas_count(kind):
+def test_flops_formula_equals_xla_count(kind):
     """Unrolled layers and explicit scores, because XLA counts the body of a loop once.
 
     For the same reason recurrent models get one token.
@@ -50,7 +50,7 @@ def test_the_formula_equals_xlas_count(kind):
     assert counted == pytest.approx(forward_flops(model, length), rel=0.05)
 
 
-def test_training_is_six_operations_a_parameter_and_token():
+def test_training_flops_are_six_per_parameter_and_token():
     """6 N (Kaplan et al. 2020), plus the attention term 12 L H Q T of PaLM's appendix B."""
     config = preset("gpt2-1.5b")
     attention = 12 * 48 * 1600 * 1024
@@ -59,14 +59,14 @@ def test_training_is_six_operations_a_parameter_and_token():
     assert training(config, 1024) == 1024 * flops_per_token(build(config), 1024)
 
 
-def test_a_window_limits_the_counted_keys():
+def test_flops_of_windowed_attention_include_only_keys_in_the_window():
     config = replace(CONFIGS["decoder"], num_layers=2)
     near = replace(config, window=8)
     head = 4 * config.embed_dim * 2
     assert forward(config, 64) - forward(near, 64) == head * 64 * (64 - 8)
 
 
-def test_of_experts_the_chosen_ones_are_counted():
+def test_flops_include_only_the_experts_chosen_per_token():
     """Two of eight experts of width 24 cost as much as one layer of width 48, plus the router."""
     dense = replace(CONFIGS["decoder"], mlp_dim=48)
     experts = replace(dense, num_experts=8, experts_per_token=2, expert_dim=24)
@@ -74,7 +74,7 @@ def test_of_experts_the_chosen_ones_are_counted():
     assert forward(experts, 32) == forward(dense, 32) + router
 
 
-def test_every_token_is_counted_in_the_shared_expert_and_in_dense_layers():
+def test_flops_include_every_token_in_shared_expert_and_dense_layers():
     config = replace(CONFIGS["decoder"], mlp_dim=48, num_layers=2)
     experts = {"experts_per_token": 2, "expert_dim": 24, "shared_expert_dim": 10}
     mixed = replace(config, num_experts=(0, 8), shared_expert_gate=True, **experts)
@@ -83,7 +83,7 @@ def test_every_token_is_counted_in_the_shared_expert_and_in_dense_layers():
     assert forward(mixed, 32) == forward(config, 32) + 2 * 32 * added
 
 
-def test_of_a_short_convolution_the_filters_are_counted():
+def test_flops_of_short_convolution_include_its_filters():
     """Instead of scores: two operations for each feature, token and entry of its filter."""
     config = replace(CONFIGS["decoder"], num_layers=1, num_heads=4, num_kv_heads=None, head_dim=8)
     config = replace(config, embed_dim=32)
@@ -93,7 +93,7 @@ def test_of_a_short_convolution_the_filters_are_counted():
     assert forward(config, 16) - forward(convolved, 16) == scores - filters
 
 
-def test_of_a_gated_delta_rule_maps_filters_and_memories_are_counted():
+def test_flops_of_delta_rule_include_projections_filters_and_memory():
     """Of each token: its maps and filters, and three products with the memory of each head."""
     config = replace(CONFIGS["decoder"], num_layers=1, embed_dim=32, num_heads=4, head_dim=8)
     config = replace(config, num_kv_heads=None, attention_gate=True, layer_types="gated_delta")
@@ -127,7 +127,7 @@ def closed_form(config, length):
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_visible_pairs_are_those_of_the_mask(name):
+def test_number_of_visible_pairs_equals_the_sum_of_the_mask(name):
     config = MASKS[name]
     for length in range(1, 17):
         closed, mask = closed_form(config, length), self_attention_mask(config)
@@ -136,12 +136,12 @@ def test_visible_pairs_are_those_of_the_mask(name):
         assert np.broadcast_to(np.asarray(visible), (length, length)).sum() == closed
 
 
-def test_long_rows_are_counted_in_blocks():
+def test_visible_pairs_of_long_sequences_are_counted_in_blocks():
     for config in (DecoderConfig(), DecoderConfig(window=100), EncoderConfig(window=700)):
         assert visible_pairs(self_attention_mask(config), 2500) == closed_form(config, 2500)
 
 
-def test_layers_of_ones_own_are_counted():
+def test_flops_include_user_defined_layers():
     """A memory in place of the attention of one layer of two counts its one matrix."""
     config = DecoderConfig(vocab_size=9, max_length=16, num_layers=2, embed_dim=8, num_heads=2)
     attention = 2 * 4 * 8**2 * 16 + 4 * 8 * 16**2
@@ -149,16 +149,16 @@ def test_layers_of_ones_own_are_counted():
     assert saved == attention - 2 * 8**2 * 16
 
 
-def test_only_visible_counts_the_average_causal_context():
+def test_flops_exclude_masked_keys_if_only_visible_is_true():
     """Each query has (length + 1) / 2 keys, or those of the window of its layer."""
     config = replace(CONFIGS["decoder"], num_layers=2, window=(None, 8))
     saved = forward(config, 64) - forward(config, 64, only_visible=True)
-    of_layers = (64 * (64 - 65 / 2), 64 * 8 - (36 + 56 * 8))
-    assert saved == 4 * config.embed_dim * sum(of_layers)
+    split_layers = (64 * (64 - 65 / 2), 64 * 8 - (36 + 56 * 8))
+    assert saved == 4 * config.embed_dim * sum(split_layers)
     assert training(config, 64, only_visible=True) == 3 * (forward(config, 64) - saved)
 
 
-def test_an_encoder_counts_all_keys_in_both_ways():
+def test_encoder_flops_assume_attention_to_all_keys():
     for kind in ("encoder", "recurrent", "convolutional"):
         config = CONFIGS[kind]
         assert forward(config, 32) == forward_flops(build(config), 32, only_visible=True)

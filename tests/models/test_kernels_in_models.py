@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 import jaxformer as jf
-from jaxformer.functional.linear.affine import map_kernels, quantize_all
+from jaxformer.functional.linear.affine import quantize_all, target_kernels
 from jaxformer.functional.linear.kernels import Int8Table, dense, is_kernel, quantize
 from jaxformer.functional.linear.low_rank import init_low_rank
 from jaxformer.functional.losses.chunked import chunked_cross_entropy
@@ -33,7 +33,7 @@ def adapted(params, frozen=lambda kernel: kernel):
         made = init_low_rank(jax.random.key(0), frozen(kernel), 2)
         return replace(made, up=made.up + 0.1)
 
-    return map_kernels(adapt, params)
+    return target_kernels(adapt, params)
 
 
 def as_arrays(tree):
@@ -59,7 +59,7 @@ CASES += [(name, "low rank on int8") for name in MODELS if name != "decoder"]
 @pytest.mark.parametrize("name, kernels", mostly_slow(CASES, ("lstm", "low rank on int8")))
 @few
 @given(seed=tiny.seeds)
-def test_a_model_of_kernels_equals_the_model_of_their_arrays(name, kernels, seed):
+def test_quantized_and_lora_kernels_give_the_results_of_dense_arrays(name, kernels, seed):
     """Compares one pass, chunks, generation and scores."""
     model = tiny.build(**MODELS[name])
     variables = {"params": KERNELS[kernels](tiny.weights(model, seed)["params"])}
@@ -80,7 +80,7 @@ def test_a_model_of_kernels_equals_the_model_of_their_arrays(name, kernels, seed
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernels", mostly_rare(list(KERNELS)[1:], list(KERNELS)[-1]))
-def test_only_the_low_rank_update_gets_a_gradient(kernels):
+def test_lora_update_has_a_gradient_and_frozen_kernels_have_none(kernels):
     """The chunked loss gives A and B a gradient, and the frozen kernels, head included, none."""
     model = tiny.build(tie_embeddings=False)
     params = KERNELS[kernels](tiny.weights(model, 0)["params"])
@@ -105,7 +105,7 @@ def test_only_the_low_rank_update_gets_a_gradient(kernels):
             assert np.asarray(gradient).any(), path
 
 
-def test_parameters_of_another_model_are_refused_by_name():
+def test_model_error_names_parameters_that_are_missing_extra_or_misshapen():
     """A wrong shape, a missing parameter, an extra one, and a quantized table of a wrong shape."""
     model = tiny.build(num_layers=1)
     params, tokens = tiny.weights(model, 0)["params"], tiny.tokens(0, 1, 4)

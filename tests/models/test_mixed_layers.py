@@ -12,6 +12,7 @@ from jaxformer.functional import (
     Convolution,
     LayerNorm,
     Lstm,
+    Plain,
     Recurrent,
     Residual,
     Rnn,
@@ -35,32 +36,32 @@ def model(**options):
     return replace(jf.Decoder(CONFIG), layers=layers, **options)
 
 
-@given(seed=tiny.seeds, segments=tiny.segment_batches(2), chunks=cuts())
-def test_chunks_equal_one_pass(seed, segments, chunks):
-    own_stacks.chunks_equal_one_pass(model(), seed, segments, chunks)
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
+def test_cached_chunks_through_different_layer_types_equal_one_pass(seed, segment_ids, chunks):
+    own_stacks.chunks_equal_one_pass(model(), seed, segment_ids, chunks)
 
 
-def test_the_dependencies_are_the_rules_of_the_layers():
+def test_dependencies_match_the_masks_of_different_layer_types():
     own_stacks.dependencies_are_the_rules(model())
 
 
-def test_a_scan_is_the_unrolled_stack():
+def test_scanned_and_unrolled_layers_give_equal_logits():
     variables, tokens = tiny.weights(model(), 0), tiny.tokens(0, 2, LENGTH)
     scanned = replace(model(), execution=jf.Execution(layers="scan"))
     tiny.close(scanned.apply(variables, tokens), tiny.apply(model())(variables, tokens))
 
 
-def test_it_is_saved_and_loaded(tmp_path):
+def test_saved_model_with_different_layer_types_loads_with_equal_logits(tmp_path):
     own_stacks.a_saved_model_is_equal(tmp_path / "mixed", model())
 
 
-def test_a_width_that_does_not_fit_is_refused_by_layer_and_name():
+def test_error_for_mismatched_layer_width_names_layer_and_sublayer():
     narrow = Residual(Recurrent(Lstm(), WIDTH // 2), LayerNorm())
     wrong = replace(model(), layers=(*model().layers[:4], (narrow, *ATTENTION[1:])))
     with pytest.raises(ValueError, match=r"layers\[4\]: the sub-layer 'recurrent' returns 4 feat"):
         wrong.apply(tiny.weights(model(), 0), tiny.tokens(0, 1, 3))
     with pytest.raises(ValueError, match="the last layer returns 4 features; the head reads 8"):
-        alone = replace(narrow, adds=False)
+        alone = Plain(Recurrent(Lstm(), WIDTH // 2), LayerNorm())
         replace(model(), layers=(*model().layers[:4], (alone,))).init(
             jax.random.key(0), tiny.tokens(0, 1, 3)
         )

@@ -62,7 +62,7 @@ def settings_of(kind):
     if "positions" in names:
         variations += [{"positions": x} for x in ("rotary", "relative", "alibi", "none")]
         biases = {x: True for x in OTHER if x.endswith("_bias") and x != "norm_bias"}
-        variations += [{"norm_position": "post"}, {"norm_position": "output"}]
+        variations += [{"norm_position": "post"}, {"norm_position": "post_sublayer"}]
         variations += [{"norm": "rms"}, {"norm": "rms", **biases}, {**biases, "norm_bias": True}]
         experts = {"num_experts": 2, "expert_dim": 6}
         variations += [{"num_experts": 2}, experts, {**experts, "num_experts": (0, 2)}]
@@ -72,7 +72,7 @@ def settings_of(kind):
             variations += [{"layer_types": ("attention", "gated_delta"), "norm": "none"}]
         if "transform" in names:
             variations += [{**variations[-5], "transform": False, "pooler": False}]
-        variations += [{"first_attention_norm": False, "norm_position": "both"}]
+        variations += [{"first_attention_norm": False, "norm_position": "sandwich"}]
     if "norm" in names:
         variations += [{"norm": "none"}]
     if "dilation_growth" in names:
@@ -96,7 +96,10 @@ def program(config, execution=Execution()):  # noqa: B008 (frozen)
     """Returns the shapes of the weights and the program of the forward pass with its constants."""
     model = jf.build(config, execution)
     tokens = jnp.arange(12).reshape(2, 6) % 5
-    source = {"source": tokens[:, :5]} if config.reads_source else {}
+    source = {}
+    if config.reads_source:
+        frames = jnp.ones((2, 5, config.source_features or 0))
+        source["source"] = tokens[:, :5] if config.source_features is None else frames
 
     def run(weights, key):
         return model.apply({"params": weights}, tokens, **source, rngs={"dropout": key})
@@ -108,7 +111,7 @@ def program(config, execution=Execution()):  # noqa: B008 (frozen)
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "recurrent", "convolutional"))
-def test_a_field_has_an_effect_exactly_if_its_needs_hold(kind):
+def test_config_field_changes_the_program_exactly_if_its_stated_conditions_hold(kind):
     configs = settings_of(kind)
     programs = [program(config) for config in configs]
     needs: Needs = configs[0].needs
@@ -140,7 +143,7 @@ def recipe(config):
 
 
 @pytest.mark.parametrize("name", ["decay_fraction", "beta1", "beta2", "clip_norm", "weight_decay"])
-def test_a_setting_of_the_optimizer_has_an_effect_exactly_if_its_needs_hold(name):
+def test_optimizer_setting_changes_the_update_exactly_if_its_conditions_hold(name):
     for optimizer in OPTIMIZERS:
         for schedule in SCHEDULES:
             config = OptimizerConfig(optimizer=optimizer, schedule=schedule, warmup_steps=2)
@@ -151,15 +154,15 @@ def test_a_setting_of_the_optimizer_has_an_effect_exactly_if_its_needs_hold(name
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "recurrent"))
-def test_the_layer_loop_is_read_by_every_kind(kind):
+def test_scanned_and_unrolled_layers_give_different_programs(kind):
     config = settings_of(kind)[0]
     programs = [program(config, Execution(layers=x)) for x in ("scan", "unrolled")]
     assert programs[0] != programs[1]
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "recurrent-encoder-decoder"))
-def test_the_attention_is_read_exactly_if_its_needs_hold(kind):
-    config, (need,) = settings_of(kind)[0], Execution.needs["attention"]
+def test_attention_option_changes_the_program_exactly_if_its_stated_conditions_hold(kind):
+    config, (need,) = settings_of(kind)[0], Execution.needs["attention_implementation"]
     configs = [config, replace(config, attends=False)] if hasattr(config, "attends") else [config]
     for config in configs:
         programs = [program(config, Execution(attention=x)) for x in ("explicit", "blockwise")]
@@ -168,7 +171,7 @@ def test_the_attention_is_read_exactly_if_its_needs_hold(kind):
 
 
 @pytest.mark.parametrize("kind", get_args(type_hints(RotaryScaling)["kind"]))
-def test_a_setting_of_rotary_scaling_has_an_effect_exactly_if_its_needs_hold(kind):
+def test_rotary_scaling_field_changes_the_program_exactly_if_its_conditions_hold(kind):
     scaling = RotaryScaling(kind, 2.0, 1000)
     config = replace(settings_of("decoder")[1], embed_dim=128, rotary_scaling=scaling)
     unchanged = program(config)

@@ -23,7 +23,7 @@ def wrapped():
     return nnx.bridge.ToNNX(model, rngs=rngs).lazy_init(tokens), tokens
 
 
-def test_a_stream_for_dropout_draws_another_mask_at_each_call(wrapped):
+def test_nnx_dropout_stream_gives_new_masks_at_each_call(wrapped):
     """Also inside nnx.jit. Without the stream, every call is an evaluation."""
     inside, tokens = wrapped
     for call in (inside, partial(nnx.jit(lambda model, x: model(x)), inside)):
@@ -34,7 +34,7 @@ def test_a_stream_for_dropout_draws_another_mask_at_each_call(wrapped):
     np.testing.assert_array_equal(without(tokens), without(tokens))
 
 
-def test_certificates_of_nnx_models_leave_dropout_out(wrapped):
+def test_certify_rejects_nnx_models_with_dropout(wrapped):
     """The error names the way that works: `eval` does not change a Linen model."""
     inside, tokens = wrapped
     rule = rules.causal(6)

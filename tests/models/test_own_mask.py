@@ -12,10 +12,10 @@ from hypothesis import given
 import jaxformer as jf
 from jaxformer.functional import Causal, Mask, dot_product_attention
 from jaxformer.models.autoregressive import forward_edge, require_autoregressive
-from jaxformer.models.builders.transformers import decoder_of
+from jaxformer.models.builders.transformers import build_decoder
 from jaxformer.verify import rules
-from jaxformer.verify.certificate import examine
-from jaxformer.verify.subject import subject_of
+from jaxformer.verify.certificate import check_property
+from jaxformer.verify.certified_model import certified_model
 from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
 from tests.properties.witness import exactly, jacobian
@@ -65,10 +65,10 @@ def sees(name, query: int, key: int) -> bool:
     return key <= query and (query - key) % 3 == 0
 
 
-def rule(name, model, segments):
+def rule(name, model, segment_ids):
     """Composes the expected rule over the layers. Returns bool [batch, length, batch, length]."""
     table = np.zeros((BATCH, tiny.LENGTH) * 2, bool)
-    for row, ids in enumerate(segments):
+    for index, ids in enumerate(segment_ids):
         documents, positions = rules.read(ids)
         one = np.array(
             [
@@ -80,7 +80,7 @@ def rule(name, model, segments):
             ],
             bool,
         )
-        table[row, :, row] = rules.composed([one] * model.config.num_layers, ids)
+        table[index, :, index] = rules.composed([one] * model.config.num_layers, ids)
     return table
 
 
@@ -93,34 +93,36 @@ def rule(name, model, segments):
         ("encoder", "explicit"),
     ),
 )
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_jacobian_is_the_callers_rule(name, attention, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_nonzero_jacobian_entries_match_the_user_defined_mask(name, attention, seed, segment_ids):
     """Distances are counted within the document, with or without padding."""
     model = tiny.build(attention=attention, **MODELS[name])
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     read = tiny.read(model, tiny.sources(model, seed, BATCH))
-    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None, **read)
-    exactly(found, rule(name, model, segments))
+    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segment_ids), None, **read)
+    exactly(found, rule(name, model, segment_ids))
     np.testing.assert_array_equal(
-        rules.of(model.config, segments, mask=model.mask), rule(name, model, segments)
+        rules.model_rule(model.config, segment_ids, mask=model.mask), rule(name, model, segment_ids)
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["decoder", "encoder-decoder"])
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH), chunks=cuts())
-def test_any_chunking_is_one_pass(name, seed, segments, chunks):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH), chunks=cuts())
+def test_cached_chunks_with_user_defined_mask_equal_one_pass(name, seed, segment_ids, chunks):
     model = tiny.build(**MODELS[name])
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
     sources = tiny.sources(model, seed, BATCH)
-    whole = tiny.apply(model)(variables, tokens, jnp.asarray(segments), **tiny.read(model, sources))
-    found, _ = chunked(model, variables, tokens, chunks, segments, source=sources)
-    tiny.close(found, whole, where=segments != 0)
+    whole = tiny.apply(model)(
+        variables, tokens, jnp.asarray(segment_ids), **tiny.read(model, sources)
+    )
+    found, _ = chunked(model, variables, tokens, chunks, segment_ids, source=sources)
+    tiny.close(found, whole, where=segment_ids != 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
-def test_generation_obeys_the_mask(name):
+def test_generation_uses_the_user_defined_mask(name):
     model = tiny.build(**MODELS[name], max_length=24)
     variables, prompts = tiny.weights(model, 0), tiny.tokens(0, BATCH, 5)
     source = tiny.sources(model, 0, BATCH)
@@ -133,35 +135,37 @@ def test_generation_obeys_the_mask(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_rare(["decoder", "encoder-decoder"], "decoder"))
-def test_certificates_use_the_mask(name):
+def test_model_verification_uses_the_user_defined_mask(name):
     model = tiny.build(**MODELS[name], max_length=24)
-    subject = subject_of(model, tiny.weights(model, 0), length=12)
+    subject = certified_model(model, tiny.weights(model, 0), length=12)
     for name in ("causal", "cached = full"):
-        assert examine(subject, name).holds
+        assert check_property(subject, name).holds
 
 
 @pytest.mark.slow
-def test_a_certificate_fails_if_the_model_ignores_its_mask(monkeypatch):
+def test_model_verification_fails_if_the_model_ignores_its_mask(monkeypatch):
     """The model runs a mask other than the one it declares."""
     model, other = tiny.build(mask=CAUSAL), Causal() & Strided(2)
-    ignoring = staticmethod(lambda config, mask: decoder_of(config, other))
+    ignoring = staticmethod(lambda config, mask: build_decoder(config, other))
     monkeypatch.setattr(jf.Decoder, "builder", ignoring)
-    assert not examine(subject_of(model, tiny.weights(model, 0), length=12), "causal").holds
+    assert not check_property(
+        certified_model(model, tiny.weights(model, 0), length=12), "causal"
+    ).holds
 
 
-def test_an_unusable_mask_is_rejected():
+def test_models_and_decoding_reject_invalid_user_defined_mask():
     variables, tokens = tiny.weights(tiny.build(), 0), tiny.tokens(0, 1, 6)
 
     def generate(**options):
         model = tiny.build(**options)
         return jf.generate(model, variables, tokens, max_new_tokens=2, key=jax.random.key(0))
 
-    with pytest.raises(ValueError, match="lets position 0 see the later position 1"):
+    with pytest.raises(ValueError, match="position 0 attends to the later position 1"):
         generate(mask=Near(2))
     with pytest.raises(ValueError, match="window is 3; with a mask it must not be set"):
         generate(mask=CAUSAL, window=3)
     model = jf.Decoder(tiny.build().config, mask=np.tri(6, dtype=bool))
-    with pytest.raises(ValueError, match="mask is a ndarray; it must be a Mask"):
+    with pytest.raises(ValueError, match="mask is a ndarray; it must be a jaxformer"):
         model.apply(variables, tokens)
 
 
@@ -178,7 +182,7 @@ class AheadFrom(Mask):
 
 
 @pytest.mark.parametrize("length", [5, 1024, 2500])
-def test_a_mask_that_sees_later_tokens_is_found_at_any_position(length):
+def test_noncausal_mask_is_detected_at_any_position(length):
     for start in {0, length // 2, 600, 1023, 1024, length - 2}:
         if start < length - 1:
             edge = (start, start + 1)
@@ -189,7 +193,7 @@ def test_a_mask_that_sees_later_tokens_is_found_at_any_position(length):
 
 
 @pytest.mark.parametrize("ahead", [1, 300, 1500])
-def test_a_later_token_is_found_at_any_distance(ahead):
+def test_noncausal_mask_is_detected_at_any_distance(ahead):
     @dataclass(frozen=True)
     class Only(Mask):
         def __call__(self, query, key):
@@ -200,9 +204,9 @@ def test_a_later_token_is_found_at_any_distance(ahead):
     assert forward_edge(Only(), ahead) is None
 
 
-def test_a_model_checks_all_its_positions():
+def test_mask_is_checked_for_causality_at_all_positions():
     model = tiny.build(mask=AheadFrom(600, 1), positions="rotary", max_length=1024)
-    with pytest.raises(ValueError, match="lets position 600 see the later position 601"):
+    with pytest.raises(ValueError, match="position 600 attends to the later position 601"):
         require_autoregressive(model)
     jax.jit(lambda: require_autoregressive(model.copy(mask=Causal() & model.mask)))()
 
@@ -215,7 +219,7 @@ class Thawed(Mask):
 
 
 @pytest.mark.parametrize("attention", ["blockwise", "explicit"])
-def test_an_unhashable_mask_is_rejected_everywhere(attention):
+def test_every_use_of_an_unhashable_user_defined_mask_is_rejected(attention):
     """The error is raised with and without jit, in a pass, in generation and in verification."""
     with pytest.raises(ValueError, match=r"Thawed is not hashable.*@dataclass\(frozen=True\)"):
         Thawed(2)
@@ -227,14 +231,14 @@ def test_an_unhashable_mask_is_rejected_everywhere(attention):
         "jit": lambda: jax.jit(model.apply)(variables, tokens),
         "inspect": lambda: model.apply(variables, tokens, method="inspect"),
         "generate": lambda: jf.generate(model, variables, tokens, max_new_tokens=2),
-        "verify": lambda: subject_of(model, variables),
+        "verify": lambda: certified_model(model, variables),
     }
     for use in uses.values():
         with pytest.raises(ValueError, match=r"mask is .* not hashable .*a tuple in place of"):
             use()
 
 
-def test_a_mask_class_needs_no_registration():
+def test_user_defined_mask_class_works_without_registration():
     """Compiled blockwise attention accepts a class that is defined after the import."""
 
     @dataclass(frozen=True)

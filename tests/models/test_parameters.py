@@ -3,6 +3,7 @@
 from typing import Literal, get_args, get_origin
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,14 +29,15 @@ VALUES = {
     "window": (None, 2, (2, None)),
     "rotary_base": (1e4, (50.0, None)),
     "rotary_fraction": (1.0, 0.5),
-    "attention_cap": (None, 2.0),
-    "logits_cap": (None, 2.0),
+    "attention_softcap": (None, 2.0),
+    "logits_softcap": (None, 2.0),
     "output_scale": (None, 0.5),
     "prefix": (0, 2),
     "position_offset": (0, 2),
     "num_token_types": (0, 2),
     "num_labels": (0, 3),
     "source_vocab_size": (None, 7),
+    "source_features": (None, 3),
     "num_encoder_layers": (1, 2),
     "num_encoder_heads": (2, 4),
     "encoder_mlp_dim": (None, 5),
@@ -81,10 +83,13 @@ def configs(draw, kind):
 def every_output(model, params, tokens):
     """Returns everything that the model computes from its parameters."""
     variables, config = {"params": params}, model.config
-    reads_source = hasattr(config, "max_source_length")
-    inputs = {"source": tokens % config.source_vocab_size} if reads_source else {}
+    inputs = {}
+    if config.reads_source:
+        features = config.source_features
+        words = None if features else tokens % config.source_vocab_size
+        inputs["source"] = jnp.ones((*tokens.shape, features)) if features else words
     if hasattr(config, "num_token_types") and config.num_token_types:
-        inputs["token_types"] = tokens % config.num_token_types
+        inputs["token_type_ids"] = tokens % config.num_token_types
     outputs = [model.apply(variables, tokens, **inputs)]
     if getattr(config, "pooler", False):
         outputs.append(model.apply(variables, tokens, **inputs, method="pooled"))
@@ -111,7 +116,7 @@ def unread_parameters(config) -> list[str]:
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "encoder-decoder"))
 @given(data=st.data())
 @settings(max_examples=3)
-def test_every_parameter_is_read(kind, data):
+def test_every_parameter_affects_the_output(kind, data):
     """Tries random options of every kind."""
     config = data.draw(configs(KINDS[kind]).filter(lambda config: config is not None))
     assert not unread_parameters(config)
@@ -125,7 +130,7 @@ def test_cross_attention_has_no_query_key_norm_parameters(norm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_parameter_is_read_for_pairs_of_options(kind):
+def test_every_parameter_is_used_for_random_pairs_of_config_options(kind):
     """30 random configs: a pair of values of two seven-valued options meets in 1 of 49."""
     rng, options = np.random.default_rng(0), options_of(KINDS[kind])
     for _ in range(30):
@@ -136,7 +141,7 @@ def test_every_parameter_is_read_for_pairs_of_options(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_rare(FULL, "gpt2-124m", "llama-1.1b"))
-def test_every_parameter_of_a_preset_is_read(name):
+def test_every_parameter_of_a_preset_is_read_by_the_forward_pass(name):
     assert not unread_parameters(FULL[name].resolved)
 
 
@@ -165,7 +170,7 @@ def without_effect(path: str, config) -> bool:
     A key bias adds one constant to all scores of a query, and the softmax ignores constants. It
     has an effect if rotation or a norm changes the keys afterwards, or a cap the scores.
     """
-    changed = config.attention_cap is not None
+    changed = config.attention_softcap is not None
     if "cross_attention" not in path:
         changed |= config.positions == "rotary" or config.query_key_norm != "none"
     return path.endswith("attention/key/bias") and not changed

@@ -48,7 +48,7 @@ def trained(model, steps: int = 80):
     [(jnp.float8_e4m3fn, jnp.float8_e5m2, "f8"), (jnp.int8, jnp.int8, "i8")],
     ids=["float8", "int8"],
 )
-def test_products_with_weights_have_8_bits_and_the_model_learns(weights, gradients, name):
+def test_qwix_training_uses_8_bit_products_and_reduces_the_loss(weights, gradients, name):
     """The three products of each of the 9 matrices, where query, key and value are one."""
     model = jf.Decoder(jf.DecoderConfig(**SIZES, dtype="bfloat16"))
     plain, _ = trained(model)

@@ -14,11 +14,12 @@ import jaxformer as jf
 from jaxformer.models.parameters import init
 from jaxformer.training.batch import Batch
 from jaxformer.training.objectives import summed_loss
+from tests.properties import tiny
 from tests.properties.models import MODELS
 from tests.properties.tiny import build
 from tests.slow import mostly_slow
 
-ROWS, LENGTH = 8, 12
+BATCH_SIZE, LENGTH = 8, 12
 CASES = {**MODELS, "encoder": {"kind": jf.EncoderConfig}}
 
 
@@ -29,24 +30,23 @@ def test_each_device_computes_its_own_batch_elements(name, quick_compilation, sm
     model = build(**CASES[name])
     params = init(model, jax.random.key(0))["params"]
     random = np.random.default_rng(0)
-    tokens = random.integers(0, 13, (ROWS, LENGTH + 1))
-    reads = hasattr(model.config, "source_vocab_size")
-    source = random.integers(0, 7, (ROWS, 5)) if reads else None
-    real = np.ones((ROWS, LENGTH), np.int32)
+    tokens = random.integers(0, 13, (BATCH_SIZE, LENGTH + 1))
+    source = tiny.source(model, 0, BATCH_SIZE, 5) if model.config.reads_source else None
+    real = np.ones((BATCH_SIZE, LENGTH), np.int32)
     real[:, 9:] = 0
     batch = Batch(tokens[:, :-1], tokens[:, 1:], real.astype(np.float32), real, source)
-    mesh = jax.make_mesh((jax.device_count(),), ("rows",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("batch",), axis_types=(AxisType.Auto,))
 
     def loss(params, batch):
         return summed_loss(model, params, batch)
 
     def of_device(params, batch):
         value, gradient = jax.value_and_grad(loss)(params, batch)
-        return jax.lax.psum(value, "rows"), gradient
+        return jax.lax.psum(value, "batch"), gradient
 
-    everywhere, by_rows = PartitionSpec(), PartitionSpec("rows")
+    everywhere, by_batch = PartitionSpec(), PartitionSpec("batch")
     spread = jax.shard_map(
-        of_device, mesh=mesh, in_specs=(everywhere, by_rows), out_specs=everywhere
+        of_device, mesh=mesh, in_specs=(everywhere, by_batch), out_specs=everywhere
     )
     batch = jax.tree.map(jnp.asarray, batch)
     found, wanted = jax.jit(spread)(params, batch), jax.jit(jax.value_and_grad(loss))(params, batch)

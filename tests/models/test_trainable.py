@@ -25,13 +25,13 @@ def same(one, other) -> bool:
     return [*map(id, jax.tree.leaves(one))] == [*map(id, jax.tree.leaves(other))]
 
 
-def test_without_updates_all_leaves_are_trainable():
+def test_all_parameters_are_trainable_without_lora():
     trainable, frozen = partition(PLAIN)
     assert same(trainable, PLAIN) and not jax.tree.leaves(frozen)
 
 
 @pytest.mark.parametrize("kernel", [KERNEL, quantize(KERNEL)], ids=["array", "int8"])
-def test_with_updates_only_the_updates_are_trainable(kernel):
+def test_partition_marks_only_lora_updates_as_trainable(kernel):
     params = with_update(kernel)
     trainable, frozen = partition(params)
     update = params["map"]["kernel"]
@@ -40,13 +40,13 @@ def test_with_updates_only_the_updates_are_trainable(kernel):
 
 
 @pytest.mark.parametrize("params", [PLAIN, with_update(KERNEL), with_update(quantize(KERNEL))])
-def test_the_parts_combine_to_the_parameters(params):
+def test_combining_partitioned_parameters_restores_them(params):
     combined = combine(*partition(params))
     assert jax.tree.structure(combined) == jax.tree.structure(params)
     assert same(combined, params)
 
 
-def test_the_gradient_is_that_of_the_trainable_leaves():
+def test_trainable_value_and_grad_differentiates_only_lora_updates():
     """For Σ (W + A B)², dA = 2 (W + A B) Bᵀ."""
     params = with_update(KERNEL)
 

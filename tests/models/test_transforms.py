@@ -28,8 +28,7 @@ def source_of(model, batch_size=2, length=SOURCE_LENGTH):
     """Returns the keyword argument `source` of the model; empty if it reads none."""
     if not model.config.reads_source:
         return {}
-    ids = np.random.default_rng(9).integers(0, 7, (batch_size, length))
-    return {"source": jnp.asarray(ids, jnp.int32)}
+    return {"source": jnp.asarray(tiny.source(model, 9, batch_size, length))}
 
 
 @cache
@@ -74,7 +73,7 @@ DERIVATIVES = {
     "derivative", mostly_slow(DERIVATIVES, "jvp", "grad", "forward over reverse", slow=DERIVATIVES)
 )
 @each_model("decoder")
-def test_derivatives_by_default_equal_those_of_explicit_attention(name, derivative):
+def test_automatic_choice_of_attention_implementation_preserves_derivatives(name, derivative):
     variables, both = losses(name)
     x, direction = tiny.embeddings(1, 2, LENGTH, 8), random_like(variables, 2)
     found, wanted = (
@@ -89,7 +88,7 @@ def test_derivatives_by_default_equal_those_of_explicit_attention(name, derivati
 
 
 @each_model()
-def test_a_tangent_equals_the_change_of_the_loss(name):
+def test_forward_mode_tangent_equals_finite_difference(name):
     """The change by differences, which share no rule of derivatives."""
     variables, (loss, _) = losses(name)
     x, direction = tiny.embeddings(1, 2, LENGTH, 8), random_like(variables, 2)
@@ -104,6 +103,7 @@ def test_a_tangent_equals_the_change_of_the_loss(name):
     np.testing.assert_allclose(tangent, change, rtol=0.05, atol=2e-3)
 
 
+@pytest.mark.slow
 @each_model("decoder")
 def test_checkify_finds_no_error_in_a_model_and_its_gradient(name):
     variables, (loss, _) = losses(name)
@@ -121,7 +121,8 @@ def exported(model, variables, constraints=(), **given):
     batch, length, *source = export.symbolic_shape(names, constraints=constraints)
     shapes = {"tokens": jax.ShapeDtypeStruct((batch, length), jnp.int32)}
     if reads:
-        shapes["source"] = jax.ShapeDtypeStruct((batch, *source), jnp.int32)
+        like = tiny.source(model, 0, 1, 1)
+        shapes["source"] = jax.ShapeDtypeStruct((batch, *source, *like.shape[2:]), like.dtype)
     for name in given:
         shapes[name] = shapes["tokens"]
 
@@ -132,17 +133,18 @@ def exported(model, variables, constraints=(), **given):
 
 
 def inputs_of(model, batch_size, length):
-    """Returns the keyword arguments of a pass, int32."""
-    inputs = {"tokens": tiny.tokens(0, batch_size, length)} | source_of(model, batch_size)
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), inputs)
+    """Returns the keyword arguments of a pass."""
+    tokens = jnp.asarray(tiny.tokens(0, batch_size, length), jnp.int32)
+    return {"tokens": tokens} | source_of(model, batch_size)
 
 
 SIZES = ((1, 1), (2, 12), (3, 5), (1, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length_at_most", mostly_slow([None, 16], None))
 @each_model("decoder")
-def test_an_exported_model_accepts_all_sizes(name, length_at_most):
+def test_model_exported_by_jax_accepts_all_batch_sizes_and_lengths(name, length_at_most):
     model = tiny.build(**CASES[name])
     variables = tiny.weights(model, 0)
     constraints = () if length_at_most is None else (f"l <= {length_at_most}",)
@@ -154,7 +156,7 @@ def test_an_exported_model_accepts_all_sizes(name, length_at_most):
 
 
 @each_model("decoder")
-def test_an_exported_model_returns_nan_for_more_tokens_than_it_has_positions(name):
+def test_model_exported_by_jax_returns_nan_beyond_its_positions(name):
     model = tiny.build(**CASES[name])
     variables = tiny.weights(model, 0)
     program = exported(model, variables)
@@ -163,20 +165,20 @@ def test_an_exported_model_returns_nan_for_more_tokens_than_it_has_positions(nam
 
 
 @pytest.mark.slow
-def test_an_exported_model_accepts_packed_documents():
+def test_model_exported_by_jax_accepts_packed_documents():
     model = tiny.build()
     variables = tiny.weights(model, 0)
     tokens = jnp.asarray(tiny.tokens(0, 2, LENGTH), jnp.int32)
-    segments = jnp.asarray([[1] * 5 + [2] * 7, [1] * 8 + [0] * 4], jnp.int32)
-    program = exported(model, variables, segments=segments)
-    found = program.call(variables, {"tokens": tokens, "segments": segments})
-    wanted = model.apply(variables, tokens, segments)
-    tiny.close(found, wanted, 1e-5, where=segments != 0)
+    segment_ids = jnp.asarray([[1] * 5 + [2] * 7, [1] * 8 + [0] * 4], jnp.int32)
+    program = exported(model, variables, segment_ids=segment_ids)
+    found = program.call(variables, {"tokens": tokens, "segment_ids": segment_ids})
+    wanted = model.apply(variables, tokens, segment_ids)
+    tiny.close(found, wanted, 1e-5, where=segment_ids != 0)
 
 
 @pytest.mark.slow
 @each_model()
-def test_the_gradient_of_an_exported_model_accepts_all_sizes(name):
+def test_gradients_of_model_exported_by_jax_equal_those_of_the_original(name):
     model = tiny.build(**CASES[name])
     variables = tiny.weights(model, 0)
     program = exported(model, variables)

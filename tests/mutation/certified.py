@@ -21,11 +21,11 @@ from tests.mutation.bugs import BUGS
 
 # The bugs to try, and the property that must fail.
 TOLD = {
-    "causal mask sees one ahead": "causal",
-    "window of W + 1": "causal",
-    "positions do not restart in a packed row": "packed = separate",
+    "the causal mask shows the next token": "causal",
+    "a sliding window has one token too many": "causal",
+    "positions do not restart in a packed document": "packed = separate",
     "cached tokens are read one position too far": "cached = full",
-    "statistics over the batch": "batch-independent",
+    "norm statistics are computed over the batch": "batch-independent",
 }
 WINDOW = 16
 

@@ -30,25 +30,25 @@ class Counter:
 
 
 @pytest.mark.parametrize("name", ["LIMIT", "outer", "outer.inner", "Counter", "Counter.half"])
-def test_a_target_is_found_by_its_name(name):
+def test_definition_of_a_mutation_target_is_found_by_qualified_name(name):
     assert name.split(".")[-1] in ast.unparse(syntax.definition(ast.parse(MODULE), name))
 
 
 @pytest.mark.parametrize("name", ["limit", "inner", "half", "outer.half", "LIMIT.half"])
-def test_what_is_not_there_is_no_target(name):
+def test_mutation_of_missing_function_raises_error(name):
     with pytest.raises(LookupError, match="defined 0 times"):
         syntax.definition(ast.parse(MODULE), name)
 
 
 @pytest.mark.parametrize(("old", "new"), [("y+1", "y - 1"), ("return (y + 1)", "return y - 1")])
-def test_formatting_and_comments_do_not_matter(old, new):
+def test_mutation_ignores_formatting_and_comments_of_replaced_code(old, new):
     tree = ast.parse(MODULE)
     syntax.replace(syntax.definition(tree, "outer"), old, new)
     assert "return y - 1" in ast.unparse(tree)
 
 
 @pytest.mark.parametrize(("old", "times"), [("y + 2", 0), ("return y", 0), ("3", 2)])
-def test_what_is_replaced_stands_there_once(old, times):
+def test_code_replaced_by_a_mutation_must_occur_exactly_once(old, times):
     with pytest.raises(LookupError, match=f"occurs {times} times"):
         syntax.replace(ast.parse(MODULE), old, "4")
 
@@ -56,17 +56,17 @@ def test_what_is_replaced_stands_there_once(old, times):
 @pytest.mark.parametrize(
     "change", [takes(folder=abs), inside("_read", gives(None)), inside("json.dumps", gives(None))]
 )
-def test_names_that_a_change_needs_must_occur(change):
+def test_mutation_of_a_name_that_the_function_lacks_raises_error(change):
     with pytest.raises(LookupError, match="does not occur"):
         Bug("no such name", "artifacts.run:_whole_lines", change, "").source()
 
 
-def test_an_object_is_copied_with_other_attributes():
+def test_attribute_mutation_returns_a_copy_with_changed_attributes():
     path = having(name="another")(PROJECT)
     assert path.name == "another" and path.parent == PROJECT.parent and isinstance(path, Path)
 
 
-def test_a_class_is_changed_by_its_methods():
+def test_mutation_bug_that_names_a_class_but_no_method_is_rejected():
     with pytest.raises(LookupError, match="name one of its methods"):
         Bug("no such class", "artifacts.run:RunFolder", gives(None), "").source()
 
@@ -79,14 +79,14 @@ def root_of_halves(numbers, *, plus=0):
     return math.sqrt(sum(half(number) for number in numbers)) + plus
 
 
-def test_a_change_is_called_as_the_original_is():
+def test_mutated_function_keeps_its_signature():
     assert changed(then(lambda result: result + 1), half)(4, by=4) == 2
     assert changed(gives(7), half)(4) == 7
     with pytest.raises(TypeError, match="half"):
         changed(lambda half: lambda number, of=2: 0, half)
 
 
-def test_an_argument_is_changed_however_it_is_given():
+def test_argument_mutation_changes_positional_and_keyword_arguments():
     broken = changed(takes(by=lambda by: by + 1), half)
     assert broken(12) == broken(12, 2) == broken(number=12, by=2) == 4
 
@@ -99,7 +99,7 @@ def test_an_argument_is_changed_however_it_is_given():
         ("math.sqrt", lambda sqrt: lambda x: -sqrt(x), -1.0),
     ],
 )
-def test_a_name_is_changed_inside_one_function(name, change, result):
+def test_scoped_mutation_replaces_a_name_in_one_function_only(name, change, result):
     broken = changed(inside(name, change), root_of_halves)
     assert broken([8, 0], plus=1) == result
     assert root_of_halves([8, 0], plus=1) == 3.0
@@ -110,9 +110,9 @@ def test_a_name_is_changed_inside_one_function(name, change, result):
     ("bug", "code", "said"),
     [
         (
-            Bug("another format", "artifacts.run:RUN_FORMAT", Replace("2", "3"), ""),
+            Bug("another format", "artifacts.run:RUN_FORMAT", Replace("3", "4"), ""),
             "from jaxformer.artifacts.run import RUN_FORMAT; print(RUN_FORMAT)",
-            "3",
+            "4",
         ),
         (
             next(bug for bug in BUGS if bug.name == "two processes train in one folder"),
@@ -122,7 +122,7 @@ def test_a_name_is_changed_inside_one_function(name, change, result):
     ],
     ids=["syntax", "function"],
 )
-def test_what_a_process_starts_has_the_bug_too(bug, code, said, tmp_path):
+def test_code_mutation_takes_effect_in_child_processes(bug, code, said, tmp_path):
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
     command = [sys.executable, "-c", start]
     how = {"cwd": tmp_path, "env": environment(bug), "capture_output": True, "text": True}

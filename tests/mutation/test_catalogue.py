@@ -10,13 +10,13 @@ from tests.mutation.bugs import BUGS
 from tests.mutation.certified import TOLD
 
 
-def test_names_are_unique():
+def test_mutation_bug_names_are_unique():
     names = {bug.name for bug in BUGS}
     assert len(names) == len(BUGS)
     assert TOLD.keys() <= names and set(TOLD.values()) <= PROPERTIES.keys()
 
 
-def test_the_catalogue_imports_nothing_of_the_package():
+def test_mutation_catalogue_does_not_import_the_package():
     """Otherwise a module that looks up its change during its import would be imported twice."""
     for path in (PROJECT / "tests" / "mutation" / "bugs").glob("*.py"):
         for node in ast.parse(path.read_text()).body:
@@ -26,21 +26,21 @@ def test_the_catalogue_imports_nothing_of_the_package():
 
 
 @pytest.mark.slow
-def test_no_two_are_one_bug():
+def test_no_two_mutation_bugs_make_the_same_change():
     sources = [bug.source() for bug in BUGS]
     assert len(set(sources)) == len(sources)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_a_bug_fits_the_code_and_can_be_imported(bug):
+def test_every_mutation_bug_applies_and_its_module_is_importable(bug):
     code = compile(bug.source(), bug.path, "exec", dont_inherit=True)
     module = ".".join(bug.path.relative_to(PROJECT).with_suffix("").parts)
     exec(code, {"__name__": module.removesuffix(".__init__")})
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_its_tests_exist(bug):
+def test_tests_named_by_a_mutation_bug_exist(bug):
     """None is a test of parity: these are skipped where torch is not installed."""
     for test in bug.tests.split():
         assert not test.startswith("parity/")

@@ -33,7 +33,7 @@ def gradients(module):
 
 
 def linear(take, name):
-    """Returns our weights of a torch linear layer, whose kernels are transposed."""
+    """Converts a torch linear layer to jaxformer's weights, with a transposed kernel."""
     return {"kernel": take(f"{name}.weight").T, "bias": take(f"{name}.bias")}
 
 
@@ -63,7 +63,7 @@ def same(ours, theirs, where):
 
 
 def assert_parity(model, peer, converted):
-    """Compares our model with torch's `peer` in logits and gradients.
+    """Compares jaxformer's model with torch's `peer` in logits and gradients.
 
     Logits must agree within 1e-4, and the gradient of the loss within 1e-4 of the largest entry of
     each leaf. `converted(take)` makes our parameter tree from torch's parameters, and our gradient

@@ -1,4 +1,4 @@
-"""Our blocks give the outputs of torch's Transformer layers, with padding."""
+"""jaxformer's blocks give the outputs of torch's Transformer layers, with padding."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from jaxformer.functional import (  # noqa: E402
 )
 from jaxformer.functional.inputs import Forward, Inputs, Run  # noqa: E402
 from jaxformer.functional.tokens import Tokens  # noqa: E402
-from jaxformer.models.builders.transformers import stack_of  # noqa: E402
+from jaxformer.models.builders.transformers import build_stack  # noqa: E402
 from tests.parity import peers  # noqa: E402
 
 BATCH, LENGTH, SOURCE, DIM, HEADS, MLP = 3, 17, 23, 48, 4, 80
@@ -34,20 +34,22 @@ def torch_attention(take, name):
     return {"query": query, "key": key, "value": value, "output": output}
 
 
-def row(x, segments):
-    """The pass over padded rows, in which each row is one document."""
-    return Tokens.of_sequences(Inputs(jnp.asarray(x), jnp.asarray(segments)), Run(jf.Execution()))
+def padded_sequences(x, segment_ids):
+    """The pass over padded sequences, each of which is one document."""
+    return Tokens.from_sequences(
+        Inputs(jnp.asarray(x), jnp.asarray(segment_ids)), Run(jf.Execution())
+    )
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_block_is_torchs_encoder_layer(norm_position):
+def test_block_output_equals_torch_transformer_encoder_layer(norm_position):
     """torch.nn.TransformerEncoderLayer with both values of norm_first, and padding."""
     options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
     peer = peers.randomised(torch.nn.TransformerEncoderLayer(DIM, HEADS, MLP, **options))
     x, take = peers.normal(0, BATCH, SOURCE, DIM), peers.weights(peer)
     theirs = peer(torch.as_tensor(x), src_key_padding_mask=torch.as_tensor(SOURCE_REAL == 0))
     config = jf.EncoderConfig(**SIZES, activation="relu", norm_position=norm_position)
-    layer = stack_of(config.resolved).layers[0]
+    layer = build_stack(config.resolved).layers[0]
     ours = block(
         jax.tree.map(
             jnp.asarray,
@@ -63,13 +65,13 @@ def test_block_is_torchs_encoder_layer(norm_position):
         ),
         jnp.asarray(x),
         layer,
-        row(x, SOURCE_REAL),
+        padded_sequences(x, SOURCE_REAL),
     ).x
     peers.same(ours, theirs, SOURCE_REAL)
 
 
 @pytest.mark.parametrize("norm_position", ["pre", "post"])
-def test_cross_block_is_torchs_decoder_layer(norm_position):
+def test_cross_attention_block_output_equals_torch_decoder_layer(norm_position):
     """torch.nn.TransformerDecoderLayer with both values of norm_first, padded on both sides."""
     options = {"dropout": 0.0, "batch_first": True, "norm_first": norm_position == "pre"}
     peer = peers.randomised(torch.nn.TransformerDecoderLayer(DIM, HEADS, MLP, **options))
@@ -97,8 +99,10 @@ def test_cross_block_is_torchs_decoder_layer(norm_position):
             },
         },
     )
-    layer = stack_of(config.resolved, reads_source=True).layers[0]
+    layer = build_stack(config.resolved, reads_source=True).layers[0]
     source = TokenInfo(SOURCE, None, jnp.asarray(SOURCE_REAL))
-    tokens = replace(row(x, REAL), source=source, encoded=Forward(jnp.asarray(encoded), {}))
+    tokens = replace(
+        padded_sequences(x, REAL), source=source, encoded=Forward(jnp.asarray(encoded), {})
+    )
     ours = block(weights, jnp.asarray(x), layer, tokens).x
     peers.same(ours, theirs, REAL)

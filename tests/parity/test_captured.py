@@ -30,7 +30,7 @@ def close(ours, theirs):
         np.testing.assert_allclose(one, other.numpy(), rtol=0, atol=1e-5)
 
 
-def test_hidden_states_and_attentions_are_equal(pair):
+def test_hidden_states_and_attentions_equal_transformers(pair):
     theirs, (model, variables, _), tokens, source = pair
     capture = ("embedding", "block.output", "final_norm", "attention.weights")
     prefix = ("", "encoder.") if source else ("",)
@@ -56,7 +56,7 @@ def test_hidden_states_and_attentions_are_equal(pair):
         close(seen["cross_attention.weights"], wanted["cross_attentions"])
 
 
-def test_attribution_adds_up_to_their_logits(pair):
+def test_logit_attributions_sum_to_transformers_logits(pair):
     """Within 1e-4. BERT's logits are no sum, because of its transform."""
     theirs, (model, variables, _), tokens, source = pair
     if getattr(model.config, "transform", False):

@@ -53,7 +53,7 @@ def bert_params(take):
 
 
 @pytest.mark.parametrize("attention", ["explicit", "blockwise"])
-def test_bert_gives_the_same_vectors_and_logits(attention):
+def test_bert_logits_and_hidden_states_and_pooled_vectors_equal_transformers(attention):
     """Post-norm, embedding norm, erf GELU, pooler and masked-token head, with padding."""
     config = transformers.BertConfig(
         vocab_size=VOCAB,
@@ -83,10 +83,10 @@ def test_bert_gives_the_same_vectors_and_logits(attention):
     )
     ids = tokens(0, BATCH, SOURCE)
     given = (torch.as_tensor(ids), torch.as_tensor(SOURCE_REAL))
-    variables, segments = {"params": jax.tree.map(jnp.asarray, params)}, jnp.asarray(SOURCE_REAL)
+    variables, segment_ids = {"params": jax.tree.map(jnp.asarray, params)}, jnp.asarray(SOURCE_REAL)
 
     def ours(method):
-        return jax.jit(lambda ids: model.apply(variables, ids, segments, method=method))(ids)
+        return jax.jit(lambda ids: model.apply(variables, ids, segment_ids, method=method))(ids)
 
     peers.same(ours(None), masked(*given).logits, SOURCE_REAL)
     theirs = pooling(*given)
@@ -141,7 +141,7 @@ PEERS = {
 
 @pytest.mark.parametrize("name", PEERS)
 @pytest.mark.parametrize("attention", ["explicit", "blockwise"])
-def test_an_encoder_decoder_gives_the_same_logits(name, attention):
+def test_marian_and_bart_logits_equal_those_of_transformers(name, attention):
     """Three encoder and two decoder layers, post-norm, with shared embeddings.
 
     Marian scales the embeddings and BART normalizes them. Both sides have padding, and one pass and
@@ -189,14 +189,14 @@ def test_an_encoder_decoder_gives_the_same_logits(name, attention):
         jf.Execution(attention=attention),
     )
     variables = {"params": bart_params(peers.weights(peer), offset, embedding_norm)}
-    read = {"source": source, "source_segments": SOURCE_REAL}
-    ours = jax.jit(model.apply)(variables, target, segments=REAL, **read)
+    read = {"source": source, "source_segment_ids": SOURCE_REAL}
+    ours = jax.jit(model.apply)(variables, target, segment_ids=REAL, **read)
     peers.same(ours, theirs, REAL)
 
-    rows = [row[real != 0] for row, real in zip(source, SOURCE_REAL, strict=True)]
-    cache, pieces = jf.start(model, variables, BATCH, LENGTH, rows), []
+    sequences = [sequence[real != 0] for sequence, real in zip(source, SOURCE_REAL, strict=True)]
+    cache, pieces = jf.init_cache(model, variables, BATCH, LENGTH, sequences), []
     for begin, end in ((0, 8), (8, LENGTH)):
-        segments = jnp.asarray(REAL[:, begin:end])
-        logits, cache = jf.advance(model, variables, target[:, begin:end], cache, segments)
+        segment_ids = jnp.asarray(REAL[:, begin:end])
+        logits, cache = jf.extend(model, variables, target[:, begin:end], cache, segment_ids)
         pieces.append(logits)
     peers.same(np.concatenate(pieces, axis=1), theirs, REAL)

@@ -34,7 +34,7 @@ def opened(folder) -> dict:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_transformers_finds_the_same_settings_in_the_exported_folder(name, tmp_path):
+def test_exported_tokenizer_settings_equal_originals_in_transformers(name, tmp_path):
     model_type, files = PUBLISHED[name]
     if model_type in OTHERS:
         files = files | {CONFIG: files[CONFIG] | {"tokenizer_class": "PreTrainedTokenizerFast"}}

@@ -44,8 +44,8 @@ def converted(take, layer):
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("length", [9, 64, 65, 130])
-def test_it_is_the_layer_of_transformers(sizes, length):
-    """For lengths beside the 64 tokens that both compute at once."""
+def test_gated_delta_layer_output_and_gradient_equal_qwen3_next(sizes, length):
+    """The lengths include values below, at and above the block size of 64 tokens."""
     from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
     layer = GatedDelta(*sizes)

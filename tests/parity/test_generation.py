@@ -57,15 +57,18 @@ def read(theirs, prompt):
     return torch.tensor(prompt), prompt.tolist(), {}
 
 
-def rows_of(ids):
+def sequences_of(ids):
     """Returns the new tokens of each text up to and including the stop token."""
-    rows = [row.tolist() for row in ids]
-    return [row[: row.index(STOP) + 1] if STOP in row else row for row in rows]
+    sequences = [sequence.tolist() for sequence in ids]
+    return [
+        sequence[: sequence.index(STOP) + 1] if STOP in sequence else sequence
+        for sequence in sequences
+    ]
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
 @pytest.mark.parametrize("rules", RULES)
-def test_constraints_are_those_of_transformers(rules, num_beams, folder):
+def test_constrained_decoding_equals_transformers(rules, num_beams, folder):
     """Greedy and beam search with the settings of the folder."""
     theirs, path = folder
     options = {"num_beams": num_beams, "do_sample": False, "early_stopping": True}
@@ -79,7 +82,7 @@ def test_constraints_are_those_of_transformers(rules, num_beams, folder):
             max_new_tokens=NEW, return_dict_in_generate=True, output_scores=True,
         )  # fmt: skip
     scores = getattr(expected, "sequences_scores", None)
-    expected = rows_of(expected.sequences.numpy()[:, len(prompts[0]) :])
+    expected = sequences_of(expected.sequences.numpy()[:, len(prompts[0]) :])
     model, variables, _ = jf.load(path)
     asked = {"max_new_tokens": NEW, "stop_tokens": (STOP,), **source}
     if num_beams == 1:
@@ -88,7 +91,7 @@ def test_constraints_are_those_of_transformers(rules, num_beams, folder):
         found = jf.beam_search(model, variables, prompts, **asked)
         np.testing.assert_allclose(found.scores[:, 0], scores, rtol=1e-4, atol=1e-5)
         found = found.tokens[:, 0]
-    assert rows_of(found) == [(row + [0] * NEW)[: len(row)] for row in expected]
+    assert sequences_of(found) == [(sequence + [0] * NEW)[: len(sequence)] for sequence in expected]
 
 
 # No option has the default of transformers.
@@ -115,9 +118,7 @@ SET = {
 
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
 @pytest.mark.parametrize("left_out", mostly_slow([*SET, "nothing"], "early_stopping"))
-def test_an_option_that_a_file_leaves_out_has_the_default_of_transformers(
-    left_out, file, folder, tmp_path
-):
+def test_missing_generation_option_defaults_as_in_transformers(left_out, file, folder, tmp_path):
     """Texts and scores are those of transformers, whose classes open the same folder."""
     theirs, path = folder
     shutil.copytree(path, tmp_path, dirs_exist_ok=True)
@@ -139,7 +140,7 @@ def test_an_option_that_a_file_leaves_out_has_the_default_of_transformers(
         )  # fmt: skip
     model, variables, _ = jf.load(tmp_path)
     asked = {"max_new_tokens": NEW, "stop_tokens": (STOP,), **source}
-    rows = rows_of(expected.sequences.numpy()[:, len(prompts[0]) :])
+    sequences = sequences_of(expected.sequences.numpy()[:, len(prompts[0]) :])
     if model.generation.num_beams == 1:
         tokens = jf.generate(model, variables, prompts, **asked).tokens
     else:
@@ -147,11 +148,13 @@ def test_an_option_that_a_file_leaves_out_has_the_default_of_transformers(
         scores = expected.sequences_scores
         np.testing.assert_allclose(found.scores[:, 0], scores, rtol=1e-4, atol=1e-5)
         tokens = found.tokens[:, 0]
-    assert rows_of(tokens) == [(row + [0] * NEW)[: len(row)] for row in rows]
+    assert sequences_of(tokens) == [
+        (sequence + [0] * NEW)[: len(sequence)] for sequence in sequences
+    ]
 
 
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-def test_every_default_of_transformers_is_ours(file, tmp_path):
+def test_generation_defaults_equal_transformers(file, tmp_path):
     """A file without options gives all defaults of transformers except the length of the text."""
     (tmp_path / file).write_text("{}")
     ours = read_generation(tmp_path, VOCAB, {})
@@ -166,7 +169,7 @@ def test_every_default_of_transformers_is_ours(file, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bart", "marian", "pegasus", "t5", "gpt2", "llama", "gemma2"])
-def test_options_of_a_class_of_configs_apply_without_a_generation_config(name, tmp_path):
+def test_generation_defaults_without_config_file_equal_transformers(name, tmp_path):
     """Such as the forced end of BART, Marian and PEGASUS."""
     (tmp_path / "config.json").write_text("{}")
     ours = read_generation(tmp_path, 60_000, FAMILIES[name].generation)
@@ -191,14 +194,14 @@ WARPERS = {
 
 @pytest.mark.parametrize("name", WARPERS)
 @pytest.mark.parametrize("value", [0.05, 0.3, 0.9])
-def test_truncations_keep_what_those_of_transformers_keep(name, value):
+def test_sampling_truncations_equal_transformers(name, value):
     logits = np.random.default_rng(0).normal(size=(50, VOCAB)).astype(np.float32) * 3
     expected = WARPERS[name](value)(None, torch.tensor(logits)).numpy()
     found = jax.jit(truncate)(jf.Sampler(**{name: value}).arrays(), logits)
     np.testing.assert_array_equal(np.isneginf(found), np.isneginf(expected))
 
 
-def test_settings_are_written_back(folder, tmp_path):
+def test_saved_and_exported_models_keep_their_generation_settings(folder, tmp_path):
     """`save`, `load` and `export` keep all settings, also without a tokenizer."""
     _, path = folder
     options = (

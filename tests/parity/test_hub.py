@@ -53,14 +53,14 @@ def ids(seed, *shape):
     return np.random.default_rng(seed).integers(4, VOCAB, shape)
 
 
-def their_rows(theirs, tokens, **read):
+def their_sequence_logits(theirs, tokens, **read):
     """Yields the logits of each sequence.
 
     If the class takes position ids or derives them from padding, the sequence is padded as ours.
     Otherwise the class reads only the real tokens.
     """
     takes = inspect.signature(theirs.forward).parameters
-    for row, real in zip(tokens, REAL, strict=True):
+    for sequence, real in zip(tokens, REAL, strict=True):
         mask = np.zeros(LENGTH, int)
         mask[real] = 1
         kind = theirs.config.model_type
@@ -68,29 +68,29 @@ def their_rows(theirs, tokens, **read):
             positions = np.maximum(mask.cumsum() - 1, 0)
             own = dict(position_ids=torch.tensor(positions[None]))
             own |= {"attention_mask": torch.tensor(mask[None])}
-            yield theirs(input_ids=torch.tensor(row[None]), **own).logits[0, real]
+            yield theirs(input_ids=torch.tensor(sequence[None]), **own).logits[0, real]
         elif kind in BY_ID:
             own = {"attention_mask": torch.tensor(mask[None])}
-            yield theirs(input_ids=torch.tensor(row[None]), **own).logits[0, real]
+            yield theirs(input_ids=torch.tensor(sequence[None]), **own).logits[0, real]
         else:
-            yield theirs(input_ids=torch.tensor(row[None, real])).logits[0]
+            yield theirs(input_ids=torch.tensor(sequence[None, real])).logits[0]
 
 
 def their_logits(theirs, tokens, target):
     """Returns the logits of all real tokens as one array [tokens, vocab]."""
     if target is None:
-        return torch.cat(list(their_rows(theirs, tokens)))
+        return torch.cat(list(their_sequence_logits(theirs, tokens)))
     found = []
-    for row, real, words in zip(tokens, REAL, target, strict=True):
-        inputs = {"input_ids": torch.tensor(row[None, real])}
+    for sequence, real, words in zip(tokens, REAL, target, strict=True):
+        inputs = {"input_ids": torch.tensor(sequence[None, real])}
         found.append(theirs(**inputs, decoder_input_ids=torch.tensor(words[None])).logits[0])
     return torch.cat(found)
 
 
 def our_logits(model, variables, tokens, target):
     if target is None:
-        return model.apply(variables, tokens, segments=jnp.asarray(SEGMENTS))[SEGMENTS != 0]
-    read = {"source": jnp.asarray(tokens), "source_segments": jnp.asarray(SEGMENTS)}
+        return model.apply(variables, tokens, segment_ids=jnp.asarray(SEGMENTS))[SEGMENTS != 0]
+    read = {"source": jnp.asarray(tokens), "source_segment_ids": jnp.asarray(SEGMENTS)}
     return model.apply(variables, target, **read).reshape(-1, VOCAB)
 
 
@@ -102,7 +102,7 @@ def texts(model):
     return tokens, ids(1, 3, TARGET) if reads else None
 
 
-def test_logits_and_gradients(pair):
+def test_imported_model_logits_and_gradients_equal_transformers(pair):
     """Logits of 512 tokens agree within 1e-4, with padding at both ends.
 
     Gradients agree within 1e-4 of the largest entry of each tensor, or of a hundredth of the
@@ -136,7 +136,7 @@ def test_logits_and_gradients(pair):
     assert compared > len(shapes) // 2
 
 
-def test_greedy_and_beams(pair):
+def test_greedy_and_beam_search_tokens_equal_those_of_transformers(pair):
     """64 greedy tokens, with the cache and without; for encoder-decoders also a beam of four."""
     _, theirs, _, (model, variables, _) = pair
     if model.config.bidirectional:
@@ -158,9 +158,9 @@ def test_greedy_and_beams(pair):
     greedy = jf.Sampler(temperature=0.0)
     out = jf.generate(model, variables, prompts, max_new_tokens=64, sampler=greedy, **read)
     np.testing.assert_array_equal(out.tokens, expected[0])
-    rows = np.concatenate([prompts, out.tokens], axis=1)
+    sequences = np.concatenate([prompts, out.tokens], axis=1)
     whole = {"source": prompt} if reads else {}
-    logits = jax.jit(model.apply)(variables, rows, **whole)
+    logits = jax.jit(model.apply)(variables, sequences, **whole)
     first = len(prompts[0]) - 1
     np.testing.assert_array_equal(np.asarray(logits).argmax(-1)[:, first:-1], expected[0])
     if not reads:
@@ -172,21 +172,21 @@ def test_greedy_and_beams(pair):
     np.testing.assert_array_equal(found.tokens[:, 0], beams)
 
 
-def test_bfloat16_is_as_near_as_theirs(pair):
-    """Our mean error against float64 is at most twice that of torch in bfloat16."""
+def test_bfloat16_rounding_error_is_comparable_to_that_of_torch(pair):
+    """In bfloat16, jaxformer's mean error against float64 is at most twice that of torch."""
     _, theirs, folder, (_, _, _) = pair
     model, variables, _ = jf.load(folder, dtype="bfloat16")
     tokens, target = texts(model)
-    rows = tokens[2:], None if target is None else target[2:]
+    some = tokens[2:], None if target is None else target[2:]
     # The other implementation of experts has no float64.
     how = {"experts_implementation": "eager"} if model.config.num_experts else {}
     with torch.no_grad():
         exact, half = (
-            _whole(type(theirs).from_pretrained(folder, dtype=dtype, **how).eval(), *rows)
+            _whole(type(theirs).from_pretrained(folder, dtype=dtype, **how).eval(), *some)
             for dtype in (torch.float64, torch.bfloat16)
         )
-    read = {} if target is None else {"source": rows[0]}
-    ours = jax.jit(model.apply)(variables, rows[0] if target is None else rows[1], **read)
+    read = {} if target is None else {"source": some[0]}
+    ours = jax.jit(model.apply)(variables, some[0] if target is None else some[1], **read)
     off, allowed = (np.abs(np.float64(x) - exact).mean() for x in (ours, half))
     assert off <= 2 * allowed
 
@@ -198,10 +198,10 @@ def _whole(theirs, tokens, target):
     return theirs(**inputs).logits.double().numpy()
 
 
-def test_an_exported_checkpoint_is_the_imported_one(pair, tmp_path):
+def test_exporting_an_imported_checkpoint_gives_equal_tensors(pair, tmp_path):
     """All tensors are bitwise equal, and transformers reports none as missing or unexpected."""
     name, theirs, folder, (model, variables, tokenizer) = pair
-    cls = jf.export(tmp_path / "out", model, variables, tokenizer, family=name)
+    cls = jf.export(tmp_path / "out", model, variables, tokenizer, model_type=name)
     before, after = (load_file(x / "model.safetensors") for x in (folder, tmp_path / "out"))
     assert before.keys() == after.keys()
     for tensor in before:
@@ -252,7 +252,7 @@ TRAINED = {
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_model_trained_here_gives_the_same_logits_in_transformers(name, tmp_path):
+def test_trained_model_has_equal_logits_in_transformers(name, tmp_path):
     """After a few steps of AdamW and an export, logits agree within 1e-4."""
     config, expected_class = TRAINED[name]
     model = jf.build(config)

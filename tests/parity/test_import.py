@@ -38,7 +38,7 @@ def folder_of(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_the_report_shows_agreement(name, tmp_path, capsys):
+def test_import_report_shows_agreement_with_transformers(name, tmp_path, capsys):
     folder = folder_of(name, tmp_path)
     assert main(["import", str(folder), str(tmp_path / "ours")]) == 0
     said = capsys.readouterr().out
@@ -49,20 +49,21 @@ def test_the_report_shows_agreement(name, tmp_path, capsys):
     assert jf.load(tmp_path / "ours").model.config == jf.load(folder).model.config
 
 
-def test_weights_of_four_bits_are_imported_and_compared(tmp_path, capsys):
+def test_mxfp4_weights_are_imported_and_compared_with_transformers(tmp_path, capsys):
     write(tmp_path / "theirs")
     assert main(["import", str(tmp_path / "theirs"), str(tmp_path / "ours")]) == 0
     assert "the first 16 of 16 greedy tokens agree" in capsys.readouterr().out
 
 
-def test_a_class_that_transformers_removed_is_imported_without_comparison(tmp_path, capsys):
+def test_import_skips_transformers_comparison_if_transformers_removed_the_class(tmp_path, capsys):
     folder = folder_of("T5ForConditionalGeneration", tmp_path)
     content = json.loads((folder / "config.json").read_text())
     content["architectures"] = ["T5WithLMHeadModel"]
     (folder / "config.json").write_text(json.dumps(content))
     assert main(["import", str(folder), str(tmp_path / "ours")]) == 0
     assert re.search(
-        r"not compared: transformers \S+ has no T5WithLMHeadModel", capsys.readouterr().out
+        r"not compared: transformers \S+ does not have the class T5WithLMHeadModel",
+        capsys.readouterr().out,
     )
     assert jf.load(tmp_path / "ours").model.config.vocab_size == 50
 
@@ -70,25 +71,25 @@ def test_a_class_that_transformers_removed_is_imported_without_comparison(tmp_pa
 @pytest.mark.parametrize(
     "name", ["BertForSequenceClassification", "RobertaForSequenceClassification"]
 )
-def test_a_classifier_is_not_tuned_on_masked_tokens(name, tmp_path, capsys):
-    """Nor is the folder that `import` makes of it; BertForPreTraining also has the other head."""
+def test_classifier_cannot_be_fine_tuned_on_masked_tokens(name, tmp_path, capsys):
+    """A classifier and its imported folder are rejected; BertForPreTraining has both heads."""
     folder = folder_of(name, tmp_path)
     assert main(["import", str(folder), str(tmp_path / "ours")]) == 0
     for source in (folder, tmp_path / "ours"):
         capsys.readouterr()
-        assert main(["train", "--from", str(source), "--out", str(tmp_path / "run")]) == 2
+        assert main(["train", "--init-from", str(source), "--out", str(tmp_path / "run")]) == 2
         said = capsys.readouterr().err
         assert str(source) in said and "is a classifier (num_labels is 3)" in said
     assert not (tmp_path / "run").exists()
 
 
-def test_a_masked_language_model_with_a_classifier_may_be_tuned(tmp_path, capsys):
+def test_masked_language_model_with_classifier_can_be_fine_tuned(tmp_path, capsys):
     folder = folder_of("BertForPreTraining", tmp_path)
-    assert main(["train", "--from", str(folder), "--out", str(tmp_path / "run")]) == 2
+    assert main(["train", "--init-from", str(folder), "--out", str(tmp_path / "run")]) == 2
     assert "has no tokenizer" in capsys.readouterr().err
 
 
-def test_a_folder_that_is_not_utf8_is_imported_without_comparison(tmp_path, capsys):
+def test_import_skips_transformers_comparison_if_folder_name_is_not_utf8(tmp_path, capsys):
     """transformers cannot open its tensors."""
     folder = folder_of("T5ForConditionalGeneration", tmp_path)
     folder = folder.rename(tmp_path / "caf\udce9")

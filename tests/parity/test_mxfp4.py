@@ -13,7 +13,7 @@ from tests.hub.test_mxfp4 import write  # noqa: E402
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_all_bytes_with_all_scales_are_equal(dtype):
+def test_every_mxfp4_byte_and_scale_decodes_as_in_transformers(dtype):
     blocks = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(256, axis=1)
     scales = np.arange(256, dtype=np.uint8)[None, :, None].repeat(16, axis=2)
     found = torch.tensor(np.ascontiguousarray(decode(blocks, scales))).to(getattr(torch, dtype))
@@ -23,7 +23,7 @@ def test_all_bytes_with_all_scales_are_equal(dtype):
     assert (found.view(bits) == expected.view(bits)).all()
 
 
-def test_a_packed_folder_has_the_logits_of_transformers(tmp_path):
+def test_mxfp4_checkpoint_logits_equal_transformers(tmp_path):
     """The weights are so large that both halves of the gates are clipped."""
     write(tmp_path / "packed")
     model, variables, _ = jf.load(tmp_path / "packed")

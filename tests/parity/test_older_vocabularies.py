@@ -56,7 +56,7 @@ def added_files(data, size, known, special):
 @pytest.mark.slow
 @several
 @given(st.data())
-def test_bert_reads_the_files_beside_its_vocabulary(data):
+def test_bert_vocab_and_settings_files_give_token_ids_of_transformers(data):
     options = data.draw(
         st.fixed_dictionaries(
             {},
@@ -83,7 +83,7 @@ def test_bert_reads_the_files_beside_its_vocabulary(data):
 @pytest.mark.slow
 @several
 @given(st.data())
-def test_gpt2_reads_the_files_beside_its_vocabulary(data):
+def test_gpt2_vocab_and_settings_files_give_token_ids_of_transformers(data):
     model = json.loads(foreign.tokenizer().to_json())["model"]
     merges = [x if isinstance(x, str) else " ".join(x) for x in model["merges"]]
     options = data.draw(

@@ -39,7 +39,7 @@ def added(monkeypatch):
     [{}, {"use_qkv_bias": True, "tie_word_embeddings": True}, {"use_parallel_residual": True}],
     ids=lambda options: "-".join(options) or "plain",
 )
-def test_the_family_of_the_page(options, added, tmp_path):
+def test_model_family_from_docs_example_gives_logits_of_transformers(options, added, tmp_path):
     """Logits agree within 1e-4, and the export gives transformers the same model again."""
     torch.manual_seed(0)
     theirs = transformers.StableLmForCausalLM(transformers.StableLmConfig(**SIZES | options))
@@ -52,7 +52,7 @@ def test_the_family_of_the_page(options, added, tmp_path):
     with torch.no_grad():
         expected = theirs(torch.tensor(tokens)).logits.numpy()
     np.testing.assert_allclose(model.apply(variables, tokens), expected, rtol=0, atol=1e-4)
-    jf.export(tmp_path / "again", model, variables, family="stablelm")
+    jf.export(tmp_path / "again", model, variables, model_type="stablelm")
     again = transformers.StableLmForCausalLM.from_pretrained(tmp_path / "again").eval()
     with torch.no_grad():
         np.testing.assert_allclose(again(torch.tensor(tokens)).logits, expected, atol=1e-5)

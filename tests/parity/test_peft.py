@@ -1,4 +1,4 @@
-"""PEFT opens our adapters, and the adapted transformers model gives our logits.
+"""PEFT opens exported adapters, and the adapted transformers model gives jaxformer's logits.
 
 The logits also agree if the adapter is loaded from the folder of its base model.
 """
@@ -28,15 +28,15 @@ pytestmark += [pytest.mark.filterwarnings("ignore")]  # PEFT and transformers wa
 
 
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
-def test_peft_gives_our_logits(family, tmp_path):
-    """Adapts every projection of every family, also where theirs fuses several of ours."""
+def test_exported_adapter_has_equal_logits_in_peft(family, tmp_path):
+    """Adapts every projection of every family, including fused layers of transformers."""
     theirs, base = checkpoints.saved(family, 0, tmp_path / "base")
     model, variables, _ = jf.load(base)
     paths = flat(variables["params"])
     maps = {path.split("/")[-2] for path in paths if path.endswith("/kernel")}
     if family == "gpt_neox":  # our export refuses its head, which has two names
         maps.remove("head")
-    lora = LoraConfig(lora_rank=3, lora_alpha=5.0, lora_maps=",".join(sorted(maps)))
+    lora = LoraConfig(lora_rank=3, lora_alpha=5.0, lora_target_modules=",".join(sorted(maps)))
     learnt(base, lora, tmp_path / "run")
     export_adapter(tmp_path / "adapter", tmp_path / "run")
     tokens, target = (np.random.default_rng(n).integers(4, 97, (2, 12)) for n in (0, 1))

@@ -1,4 +1,4 @@
-"""PEFT selects the same linear maps, ranks and scales from the options of an adapter."""
+"""PEFT selects the same linear layers, ranks and scales from the options of an adapter."""
 
 import json
 
@@ -36,7 +36,7 @@ NUMBERS = [None, 0, 1, [1], [0, 11], []]
     st.sampled_from(NUMBERS),
     st.sampled_from(LISTS),
 )
-def test_peft_selects_the_same_maps(modules, excluded, layers, lists):
+def test_target_modules_select_the_same_layers_as_in_peft(modules, excluded, layers, lists):
     options = {"target_modules": modules, "exclude_modules": excluded}
     if isinstance(modules, list) and layers is not None:
         options |= {"layers_to_transform": layers, "layers_pattern": lists}
@@ -47,7 +47,7 @@ def test_peft_selects_the_same_maps(modules, excluded, layers, lists):
 
 
 @given(st.dictionaries(st.sampled_from([*NAMES, *REGEXES, "^q", "^h.1.attn.c_attn"]), st.just(3)))
-def test_peft_finds_the_same_pattern_of_a_map(patterns):
+def test_rank_pattern_selects_the_same_rank_as_in_peft(patterns):
     numbered = {name: n + 1 for n, name in enumerate(patterns)}
     for module in MODULES:
         theirs = numbered.get(get_pattern_key(numbered.keys(), module), 8)
@@ -72,7 +72,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_an_adapter_that_peft_saved_gives_its_logits(case, tmp_path):
+def test_adapter_saved_by_peft_is_loaded_with_equal_logits(case, tmp_path):
     """The adapter also survives `jf.export`, merged into the weights."""
     theirs, base = checkpoints.saved("gpt2", 0, tmp_path / "base")
     plain = jf.load(base)
@@ -85,7 +85,7 @@ def test_an_adapter_that_peft_saved_gives_its_logits(case, tmp_path):
     with torch.no_grad():
         wanted = adapted(input_ids=torch.tensor(tokens)).logits.numpy()
     loaded = jf.load(base)
-    jf.export(tmp_path / "merged", *loaded, family="gpt2")
+    jf.export(tmp_path / "merged", *loaded, model_type="gpt2")
     apply = jax.jit(loaded.model.apply)
     size = np.abs(wanted).max()
     for found in (loaded, jf.load(tmp_path / "merged")):

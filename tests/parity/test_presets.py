@@ -19,7 +19,7 @@ SMALL = {"vocab_size": 97, "max_length": 64, "num_layers": 2, "embed_dim": 64, "
 
 
 @pytest.mark.parametrize("name", EXPORTED)
-def test_logits_are_equal(name, tmp_path):
+def test_preset_logits_equal_transformers(name, tmp_path):
     """All weights are random, biases and scales included. Published presets are made smaller."""
     config = EXPORTED[name]
     if name in PRESETS:
@@ -49,7 +49,7 @@ def test_logits_are_equal(name, tmp_path):
     np.testing.assert_allclose(ours, logits, rtol=0, atol=1e-4)
 
 
-def test_the_default_run_generates_the_same_text_in_transformers(tmp_path):
+def test_model_trained_with_defaults_generates_the_same_text_in_transformers(tmp_path):
     """Trained, exported and opened as in the README: the same ids and the same greedy text."""
     checkpoint, prompt, expected = default_run(tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()

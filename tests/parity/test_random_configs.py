@@ -1,6 +1,6 @@
-"""Random configs, exported or edited, mean the same here and in transformers.
+"""Random configs, exported or edited, give equal logits in jaxformer and transformers.
 
-An option that we cannot represent is refused. HYPOTHESIS_PROFILE=thorough tries more configs.
+Unsupported options are rejected. HYPOTHESIS_PROFILE=thorough tests more configs.
 """
 
 import json
@@ -31,7 +31,7 @@ LENGTH = 40
 
 
 def assert_same(folder, architecture: str, model, variables) -> None:
-    """Asserts that transformers opens the folder, misses no tensor, and gives our logits."""
+    """Asserts that transformers opens the folder, misses no tensor, and gives equal logits."""
     cls = getattr(transformers, architecture)
     theirs, loading = cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["mismatched_keys"]
@@ -60,8 +60,8 @@ def assert_same(folder, architecture: str, model, variables) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_exported_random_config_is_the_same_model_in_transformers(family, tmp_path):
-    """Tries every family that accepts the config: it opens and gives our logits."""
+def test_exported_random_config_has_equal_logits_in_transformers(family, tmp_path):
+    """In every family that accepts the config, transformers gives jaxformer's logits."""
     draw, opened = random.Random(family), 0
     for _ in range(100 * EXPORTS):
         config = near(family, draw)
@@ -73,7 +73,7 @@ def test_an_exported_random_config_is_the_same_model_in_transformers(family, tmp
             model = jf.build(config)
             variables = tiny.weights(model, 0)
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
-            cls = jf.export(tmp_path / "out", model, variables, family=name)
+            cls = jf.export(tmp_path / "out", model, variables, model_type=name)
             try:
                 assert_same(tmp_path / "out", cls, model, variables)
             except Exception as error:
@@ -86,12 +86,12 @@ def test_an_exported_random_config_is_the_same_model_in_transformers(family, tmp
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_edited_config_is_read_as_their_class_reads_it(family, tmp_path):
-    """With one to three options changed, we refuse the config or give the same logits."""
+def test_changed_config_json_options_raise_error_or_give_equal_logits(family, tmp_path):
+    """A config with one to three changed options is rejected or gives equal logits."""
     draw, opened = random.Random(family), 0
     model = jf.build(base(family))
     variables = tiny.weights(model, 0)
-    cls = jf.export(tmp_path / "out", model, variables, family=family)
+    cls = jf.export(tmp_path / "out", model, variables, model_type=family)
     path = tmp_path / "out" / "config.json"
     content = json.loads(path.read_text())
     for _ in range(100 * EDITED):

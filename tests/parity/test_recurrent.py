@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch", reason="parity needs torch, which is not in
 
 from jaxformer.functional.layers.convolution import (  # noqa: E402
     causal_offsets,
-    centred_offsets,
     convolution,
 )
 from jaxformer.functional.layers.recurrent import (  # noqa: E402
@@ -25,7 +24,7 @@ LENGTHS = np.array([40, 23, 1])
 
 
 def converted(take):
-    """Converts the parameters. Our bias is the sum of torch's two, which share its gradient."""
+    """Converts the parameters; jaxformer's bias is the sum of torch's two biases."""
     return [
         {
             "input": {
@@ -39,7 +38,7 @@ def converted(take):
 
 
 @pytest.mark.parametrize("cell", ["rnn", "lstm"])
-def test_layers_are_torchs(cell):
+def test_recurrent_layer_outputs_and_gradients_equal_torch(cell):
     """torch.nn.RNN and LSTM on a padded batch: outputs, final states and gradients."""
     peer = randomised(
         {"rnn": torch.nn.RNN, "lstm": torch.nn.LSTM}[cell](DIM, HIDDEN, LAYERS, batch_first=True)
@@ -80,7 +79,7 @@ def test_layers_are_torchs(cell):
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("kernel_size, dilation", [(3, 1), (5, 2), (1, 1)])
-def test_convolution_is_torchs(causal, kernel_size, dilation):
+def test_convolution_output_and_gradients_equal_torch(causal, kernel_size, dilation):
     """torch.nn.Conv1d, padded on the left (causal) or on both sides (centred)."""
     peer = randomised(torch.nn.Conv1d(DIM, HIDDEN, kernel_size, dilation=dilation))
     x = np.random.default_rng(0).normal(size=(BATCH, LENGTH, DIM)).astype(np.float32)
@@ -96,8 +95,10 @@ def test_convolution_is_torchs(causal, kernel_size, dilation):
         }
 
     def ours(weights):
-        offsets = causal_offsets if causal else centred_offsets
-        return convolution(weights, jnp.asarray(x), offsets(kernel_size, dilation))
+        offsets = causal_offsets(kernel_size, dilation)
+        if not causal:  # centred
+            offsets = tuple(offset + reach // 2 for offset in offsets)
+        return convolution(weights, jnp.asarray(x), offsets)
 
     y = jax.jit(ours)(params(weights(peer)))
     np.testing.assert_allclose(y, theirs.detach().transpose(1, 2), atol=1e-4)

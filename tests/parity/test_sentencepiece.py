@@ -75,7 +75,7 @@ def marian(tmp_path_factory):
 
 
 @given(TEXTS)
-def test_t5_encodes_as_sentencepiece_does(t5, text):
+def test_t5_encoding_equals_sentencepiece(t5, text):
     theirs, ours = t5
     expected = theirs.encode(text)
     assume(not any(token in text for token in SPECIAL))
@@ -85,7 +85,7 @@ def test_t5_encodes_as_sentencepiece_does(t5, text):
 
 
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "identity"])
-def test_every_kind_of_space_is_encoded_as_sentencepiece_does(tmp_path, rule):
+def test_encoding_of_spaces_equals_sentencepiece(tmp_path, rule):
     theirs = train(tmp_path, "spiece", TEXT, rule)
     (tmp_path / "config.json").write_text('{"model_type": "t5", "eos_token_id": 1}')
     ours = read_tokenizer(tmp_path)
@@ -97,7 +97,7 @@ def test_every_kind_of_space_is_encoded_as_sentencepiece_does(tmp_path, rule):
     assert [ours.encode(text) for text in texts] == [theirs.encode(text) for text in texts]
 
 
-def test_t5_ends_a_source_and_has_sentinels(t5):
+def test_t5_source_ends_with_eos_and_has_sentinels(t5):
     theirs, ours = t5
     assert ours.encode_source("the tide") == [*theirs.encode("the tide"), 1]
     assert ours.vocab_size == theirs.get_piece_size() + 100
@@ -105,7 +105,7 @@ def test_t5_ends_a_source_and_has_sentinels(t5):
 
 
 @given(TEXTS)
-def test_a_source_is_encoded_as_marians_class_does(marian, text):
+def test_marian_source_token_ids_equal_those_of_transformers(marian, text):
     theirs, (source, target), ours = marian
     alone = {target.id_to_piece(n) for n in range(target.get_piece_size())}
     alone -= {source.id_to_piece(n) for n in range(source.get_piece_size())}
@@ -114,13 +114,13 @@ def test_a_source_is_encoded_as_marians_class_does(marian, text):
     assert ours.encode_source(text) == theirs(text).input_ids
 
 
-def test_a_target_is_decoded_as_its_class_does(marian):
+def test_marian_target_decoding_equals_transformers(marian):
     theirs, (_, target), ours = marian
     ids = theirs.convert_tokens_to_ids(target.encode(TURNED[0], out_type=str))
     assert ours.decode([*ids, 0]) == theirs.decode([*ids, 0], skip_special_tokens=True) == TURNED[0]
 
 
-def test_the_language_of_a_target_is_one_token(marian):
+def test_marian_language_code_is_one_token(marian):
     theirs, _, ours = marian
     text = ">>fra<< the tide"
     assert ours.encode_source(text) == theirs(text).input_ids

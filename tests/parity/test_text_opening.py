@@ -45,7 +45,7 @@ def opened(request, tmp_path_factory):
     return folder, model, transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def test_generate_continues_the_ids_of_the_tokenizer(opened, capsys):
+def test_generate_prints_the_continuation_that_transformers_gives(opened, capsys):
     folder, model, tokenizer = opened
     ids = tokenizer("the tide")["input_ids"]
     options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": 2, "pad_token_id": 0}
@@ -56,24 +56,24 @@ def test_generate_continues_the_ids_of_the_tokenizer(opened, capsys):
     assert capsys.readouterr().out.rstrip("\n") == expected
 
 
-def test_evaluate_has_the_loss_of_the_ids_of_the_tokenizer(opened, tmp_path, capsys):
+def test_evaluate_scores_the_token_ids_of_transformers(opened, tmp_path, capsys):
     """With --score-first-token, the first token is scored after the beginning-of-text token."""
     folder, model, tokenizer = opened
     (tmp_path / "text.txt").write_text(TEXT)
     ids = tokenizer(TEXT)["input_ids"]
-    rows = {(): ids, ("--score-first-token",): ids if ids[0] == 1 else [1, *ids]}
-    for flags, row in rows.items():
-        tokens = torch.tensor([row])
+    sequences = {(): ids, ("--score-first-token",): ids if ids[0] == 1 else [1, *ids]}
+    for flags, sequence in sequences.items():
+        tokens = torch.tensor([sequence])
         with torch.no_grad():
             loss = float(model(tokens, labels=tokens).loss)
         assert main(["evaluate", str(folder), str(tmp_path / "text.txt"), "--json", *flags]) == 0
         found = json.loads(capsys.readouterr().out)
         assert found["loss"] == pytest.approx(loss, rel=1e-5)
-        scored = tokenizer.decode(row[1:]).encode()
-        assert found["bytes"] == len(scored) and found["tokens"] == len(row) - 1
+        scored = tokenizer.decode(sequence[1:]).encode()
+        assert found["bytes"] == len(scored) and found["tokens"] == len(sequence) - 1
 
 
-def test_explain_shows_the_ids_of_the_tokenizer(opened):
+def test_explain_encodes_text_to_the_token_ids_of_transformers(opened):
     folder, _, tokenizer = opened
     model, variables, own = jf.load(folder)
     found = encode_text(model, variables, TEXT, own, None)

@@ -35,7 +35,7 @@ def first_tied(family, folder):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("family", mostly_slow(checkpoints.FAMILIES, "t5", "mt5", "bert"))
-def test_a_table_under_any_of_its_names_is_read(family, tmp_path):
+def test_tied_embedding_table_is_loaded_under_any_of_its_tensor_names(family, tmp_path):
     """transformers reads the same table, and ties the head to it."""
     theirs, base = first_tied(family, tmp_path)
     expected = jf.load(base)
@@ -54,7 +54,7 @@ def test_a_table_under_any_of_its_names_is_read(family, tmp_path):
 
 
 @pytest.mark.parametrize("family", ["t5", "mt5"])
-def test_a_head_without_a_table_is_refused_if_they_are_not_tied(family, tmp_path):
+def test_checkpoint_with_untied_head_but_no_embedding_table_is_rejected(family, tmp_path):
     """transformers leaves the table random in this case."""
     theirs, base = first_tied(family, tmp_path)
     theirs.config.tie_word_embeddings = False

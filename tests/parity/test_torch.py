@@ -39,7 +39,7 @@ def random(*shapes):
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
-def test_layer_norm_is_torchs(epsilon):
+def test_layer_norm_output_and_gradients_equal_torch(epsilon):
     """torch.nn.functional.layer_norm: population variance, epsilon inside the root."""
     x, scale, bias = random((7, 33), (33,), (33,))
     assert_same(
@@ -50,7 +50,7 @@ def test_layer_norm_is_torchs(epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [1e-5, 0.1])
-def test_rms_norm_is_torchs(epsilon):
+def test_rms_norm_output_and_gradients_equal_torch(epsilon):
     """torch.nn.functional.rms_norm, epsilon inside the root."""
     assert_same(
         lambda x, scale: rms_norm(x, scale, epsilon),
@@ -61,7 +61,7 @@ def test_rms_norm_is_torchs(epsilon):
 
 @pytest.mark.parametrize("implementation", ["explicit", "blockwise"])
 @pytest.mark.parametrize("kind", ["causal", "table", "everyone"])
-def test_attention_is_torchs(kind, implementation):
+def test_attention_output_and_gradients_equal_torch(kind, implementation):
     """scaled_dot_product_attention with grouped heads: causal, a bool table, and no mask.
 
     150 queries make several blocks.

@@ -18,15 +18,15 @@ def cuts(draw, length=tiny.LENGTH):
     return chunks + [1] * (length - sum(chunks))
 
 
-def chunked(model, variables, tokens, chunks, segments=None, cache=None, source=None):
+def chunked(model, variables, tokens, chunks, segment_ids=None, cache=None, source=None):
     """Reads the tokens chunk by chunk. Returns the logits of all tokens and the final cache."""
     if cache is None:
-        cache = jf.start(model, variables, len(tokens), tiny.LENGTH, source)
+        cache = jf.init_cache(model, variables, len(tokens), tiny.LENGTH, source)
     logits, start = [], 0
     for size in chunks:
         span = slice(start, start + size)
-        some = None if segments is None else segments[:, span]
-        new, cache = jf.advance(model, variables, tokens[:, span], cache, segments=some)
+        some = None if segment_ids is None else segment_ids[:, span]
+        new, cache = jf.extend(model, variables, tokens[:, span], cache, segment_ids=some)
         logits.append(new)
         start += size
     return np.concatenate(logits, axis=1), cache

@@ -1,8 +1,12 @@
 """The models on which properties of autoregressive models are tested, at least one per kind."""
 
+from dataclasses import replace
+
 import pytest
 
 import jaxformer as jf
+from jaxformer.functional import Convolution, LayerNorm, Residual
+from tests.properties import tiny
 from tests.slow import mostly_slow
 
 RNN, CNN = jf.RecurrentConfig, jf.ConvolutionalConfig
@@ -22,8 +26,8 @@ MODELS = {
         "positions": "alibi",
         "norm_position": "post",
         "num_layers": 1,
-        "attention_cap": 2.0,
-        "logits_cap": 3.0,
+        "attention_softcap": 2.0,
+        "logits_softcap": 3.0,
     },
     "experts": {  # of gpt-oss
         "positions": "rotary",
@@ -97,9 +101,24 @@ MODELS = {
         "num_layers": 1,
         "num_encoder_layers": 2,
     },
+    "frames": {
+        "kind": PAIR,
+        "source_features": 3,
+        "num_layers": 1,
+        "positions": "sinusoidal",
+        "embedding_norm": True,
+        "scale_embeddings": True,
+    },
     "lstm encoder-decoder": {"kind": RNN_PAIR, "attends": False, "hidden_dim": 8},
     "attention lstm": {"kind": RNN_PAIR, "share_embeddings": False, "source_vocab_size": 7},
 }
+
+
+def centred():
+    """Returns a model whose convolutions also read the next token: lecture 11's counter-example."""
+    model = tiny.build(kind=CNN)
+    layer = (Residual(Convolution((-1, 0, 1), "gelu"), LayerNorm()),)
+    return replace(model, layers=(layer,) * model.config.num_layers)
 
 
 # One model for each kind of cache.

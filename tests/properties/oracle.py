@@ -189,24 +189,24 @@ def mixture(weights, x, function, num_chosen, renormalises):
     return np.stack(rows)
 
 
-def decoder(params, tokens, segments, config):
+def decoder(params, tokens, segment_ids, config):
     """Returns the logits [length, vocab] of one text. Values at padding are meaningless."""
     params = float64(params)
-    return logits_of(params, hidden(params, tokens, segments, config), config)
+    return logits_of(params, hidden(params, tokens, segment_ids, config), config)
 
 
-def encoder(params, tokens, segments, config, token_types=None):
+def encoder(params, tokens, segment_ids, config, token_type_ids=None):
     """Returns the hidden vectors and the logits of one text."""
     params = float64(params)
-    vectors = hidden(params, tokens, segments, config, token_types)
+    vectors = hidden(params, tokens, segment_ids, config, token_type_ids)
     act, x = (ACTIVATIONS | GATES)[config.activation], vectors
     if config.transform:
         x = _norm(params["transform_norm"], act(linear(params["transform"], x)), config)
     return vectors, logits_of(params, x, config)
 
 
-def hidden(params, tokens, segments, config, token_types=None):
-    positions = rules.read(segments)[1]
+def hidden(params, tokens, segment_ids, config, token_type_ids=None):
+    positions = rules.read(segment_ids)[1]
     x = params["embedding"]["tokens"][np.asarray(tokens)]
     x = x * (config.embed_dim**0.5 if config.scale_embeddings else 1.0)
     if config.positions == "learned":
@@ -217,11 +217,11 @@ def hidden(params, tokens, segments, config, token_types=None):
             table = np.concatenate([table[:, ::2], table[:, 1::2]], axis=1)
         x = x + table
     if "token_types" in params["embedding"]:
-        types = np.zeros(len(x), int) if token_types is None else token_types
+        types = np.zeros(len(x), int) if token_type_ids is None else token_type_ids
         x = x + params["embedding"]["token_types"][types]
     if config.embedding_norm:
         x = _norm(params["embedding_norm"], x, config)
-    seen = rules.of_layers(config, segments)
+    seen = rules.layer_rules(config, segment_ids)
     bias = scores_bias(params, positions, config)
     for layer in range(config.num_layers):
         own = _layer_in_group(params["blocks"], config, layer)
@@ -247,7 +247,7 @@ def logits_of(params, x, config):
     head = params.get("head", {})
     kernel = params["embedding"]["tokens"].T if config.tie_embeddings else head["kernel"]
     logits = x @ kernel + head.get("bias", 0.0)
-    cap = config.logits_cap
+    cap = config.logits_softcap
     return logits if cap is None else cap * np.tanh(logits / cap)
 
 
@@ -326,13 +326,13 @@ def _block(weights, x, seen, positions, bias, config):
         if name not in weights:
             continue
         norm, where = weights.get(f"{name}_norm"), config.norm_position
-        if config.parallel != "no" and name == "feedforward":
+        if config.parallel_block != "none" and name == "feedforward":
             norm = norm or weights["attention_norm"]
             return x + sublayer(_norm(norm, start, config))
-        y = sublayer(_norm(norm, x, config) if where in ("pre", "both") else x)
-        if where == "output":
+        y = sublayer(_norm(norm, x, config) if where in ("pre", "sandwich") else x)
+        if where == "post_sublayer":
             y = _norm(norm, y, config)
-        if where == "both":
+        if where == "sandwich":
             y = _norm(weights[f"{name}_output_norm"], y, config)
         x = x + y if config.residual else y
         x = _norm(norm, x, config) if where == "post" else x
@@ -398,7 +398,7 @@ def _self_attention(weights, x, seen, positions, bias, config):
     )
     if config.positions == "rotary":
         query, key = (_rotary_of(side, positions, config) for side in (query, key))
-    scale, cap = config.attention_scale, config.attention_cap
+    scale, cap = config.attention_scale, config.attention_softcap
     output = attention(query, key, value, seen, scale, cap, bias, weights.get("sink"))
     output = output.transpose(1, 0, 2).reshape(len(x), -1)
     if config.attention_gate:

@@ -60,17 +60,19 @@ BATCH = 2
         ("window", "blockwise", "unrolled", "none", "bfloat16"),
         ("prefix", "explicit", "unrolled", "full", "float32"),
         ("prefix+window", "blockwise", "scan", "none", "float32"),
-        ("gpt-oss", "blockwise", "unrolled", "full", "float32"),
+        slow=[("gpt-oss", "blockwise", "unrolled", "full", "float32")],
     ),
 )
 @tiny.many
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_jacobian_is_the_composed_rule(mask, attention, layers, remat, dtype, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_nonzero_jacobian_entries_match_masks_composed_over_layers(
+    mask, attention, layers, remat, dtype, seed, segment_ids
+):
     """∂ output i / ∂ input j ≠ 0 exactly where the composed rule has a path from j to i."""
     model = tiny.build(attention=attention, layers=layers, remat=remat, dtype=dtype, **MASKS[mask])
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
-    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
-    exactly(found, rules.of(model.config, segments))
+    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segment_ids), None)
+    exactly(found, rules.model_rule(model.config, segment_ids))
 
 
 @pytest.mark.parametrize(
@@ -88,55 +90,57 @@ def test_jacobian_is_the_composed_rule(mask, attention, layers, remat, dtype, se
     ),
 )
 @tiny.many
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_another_input_changes_the_composed_rule(mask, attention, layers, dtype, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_changing_an_input_changes_only_the_outputs_that_depend_on_it(
+    mask, attention, layers, dtype, seed, segment_ids
+):
     """Changing input j changes the outputs that have a path from j; the rest is bitwise equal."""
     model = tiny.build(attention=attention, layers=layers, dtype=dtype, **MASKS[mask])
     config = model.config
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, config.embed_dim)
     other = tiny.embeddings(seed + 1, config.embed_dim)
-    found = changed(model)(tiny.weights(model, seed), x, jnp.asarray(segments), other)
+    found = changed(model)(tiny.weights(model, seed), x, jnp.asarray(segment_ids), other)
     # In bfloat16, rounding may hide a small change.
     compare = within if dtype == "bfloat16" else exactly
-    compare(found, rules.of(config, segments)[:, :, 0])
+    compare(found, rules.model_rule(config, segment_ids)[:, :, 0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", mostly_slow(MASKS, "window", "prefix+window"))
 @tiny.many
 @given(seed=tiny.seeds)
-def test_a_row_of_one_document_skips_blocks_and_keeps_the_rule(mask, seed):
-    """Without segments, positions are static, and masked key blocks are skipped while tracing."""
+def test_skipping_masked_key_blocks_does_not_change_dependencies(mask, seed):
+    """Without segment ids, positions are static, and masked key blocks are skipped in tracing."""
     model = tiny.build(attention="blockwise", **MASKS[mask])
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
     found = jacobian(model)(tiny.weights(model, seed), x, None, None)
-    segments = np.ones((BATCH, tiny.LENGTH), int)
-    exactly(found, rules.of(model.config, segments))
+    segment_ids = np.ones((BATCH, tiny.LENGTH), int)
+    exactly(found, rules.model_rule(model.config, segment_ids))
 
 
 @tiny.many
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_without_the_residual_only_what_is_seen_counts(seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_dependencies_without_residual_connections_equal_composed_masks(seed, segment_ids):
     """With residual=False the masks alone compose, without the diagonal (lecture 10's decoder)."""
     model = tiny.build(**{**MASKS["window"], "residual": False, "norm": "none"})
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, model.config.embed_dim)
-    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segments), None)
-    exactly(found, rules.of(model.config, segments))
+    found = jacobian(model)(tiny.weights(model, seed), x, jnp.asarray(segment_ids), None)
+    exactly(found, rules.model_rule(model.config, segment_ids))
 
 
 @pytest.mark.slow
 @tiny.many
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_options_keep_the_mask(seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_capturing_attention_weights_or_using_dropout_adds_no_dependencies(seed, segment_ids):
     """Capturing attention weights leaves the dependencies unchanged; dropout adds none."""
     x = tiny.embeddings(seed, BATCH, tiny.LENGTH, tiny.SIZES["embed_dim"])
     model = tiny.build(**MASKS["window"])
-    rule, variables = rules.of(model.config, segments), tiny.weights(model, seed)
-    segments, key = jnp.asarray(segments), jax.random.key(seed)
-    found = jacobian(model, capture=("attention.weights",))(variables, x, segments, None)
+    rule, variables = rules.model_rule(model.config, segment_ids), tiny.weights(model, seed)
+    segment_ids, key = jnp.asarray(segment_ids), jax.random.key(seed)
+    found = jacobian(model, capture=("attention.weights",))(variables, x, segment_ids, None)
     exactly(found, rule)
     model = tiny.build(dropout=0.3, **MASKS["window"])
-    found = jacobian(model, dropout=True)(variables, x, segments, key)
+    found = jacobian(model, dropout=True)(variables, x, segment_ids, key)
     within(found, rule)
 
 
@@ -165,7 +169,7 @@ def jacobian_through_tables(attention, layers):
 
         stack = model.architecture.stack
         stack = replace(stack, layers=tuple(map(with_table, stack.layers)))
-        tokens = Tokens.of_sequences(Inputs(x), Run(model.execution))
+        tokens = Tokens.from_sequences(Inputs(x), Run(model.execution))
 
         def output(x):
             return one_number(run_stack(stack, {"blocks": blocks}, x, tokens).hidden)
@@ -179,7 +183,9 @@ def jacobian_through_tables(attention, layers):
 @pytest.mark.parametrize("attention, layers", [("explicit", "unrolled"), ("blockwise", "scan")])
 @tiny.many
 @given(seed=tiny.seeds, table=arrays(bool, (7, 7), elements=st.booleans()))
-def test_any_table_composes_and_the_residual_adds_the_diagonal(attention, layers, seed, table):
+def test_dependencies_through_all_layers_equal_boolean_product_of_their_masks(
+    attention, layers, seed, table
+):
     """Holds for tables without the diagonal and with fully masked queries."""
     model, run = jacobian_through_tables(attention, layers)
     x = tiny.embeddings(seed, 1, 7, model.config.embed_dim)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional.taps import Patch
+from jaxformer.functional.hooks import Patch
 from jaxformer.verify import rules
 from tests.properties import tiny
 from tests.slow import mostly_slow
@@ -21,12 +21,18 @@ POINTS = ("embedding", "block.input", "attention.output", "block.middle", "feedf
 
 @cache
 def inspect(model, capture=(), dropout=False):
-    """Compiles (variables, tokens, segments, patch, key) → (logits, captured)."""
+    """Compiles (variables, tokens, segment_ids, patch, key) → (logits, captured)."""
 
-    def run(variables, tokens, segments=None, patch=None, key=None):
+    def run(variables, tokens, segment_ids=None, patch=None, key=None):
         rngs = {"dropout": key} if dropout else None
         return model.apply(
-            variables, tokens, segments, capture=capture, patch=patch, rngs=rngs, method="inspect"
+            variables,
+            tokens,
+            segment_ids,
+            capture=capture,
+            patch=patch,
+            rngs=rngs,
+            method="inspect",
         )
 
     return jax.jit(run)
@@ -54,7 +60,7 @@ def dropped(seed, layers="scan", width=64):
     return np.concatenate([values["embedding"][None], added]) == 0, values, np.asarray(logits)
 
 
-def test_each_layer_and_each_place_has_its_own_noise():
+def test_dropout_is_independent_across_layers_and_positions():
     """Places, layers, positions, batch elements and keys all have independent dropout patterns.
 
     Each pattern drops its share, and the remaining values are divided by 1 − rate.
@@ -74,7 +80,7 @@ def test_each_layer_and_each_place_has_its_own_noise():
     tiny.close(added[kept], values["attention.output"][kept] / (1 - RATE))
 
 
-def test_the_same_key_gives_the_same_noise_scanned_or_unrolled():
+def test_dropout_is_equal_for_scanned_and_unrolled_layers():
     """The key determines the logits for both settings of `layers`."""
     zeros, _, logits = dropped(5)
     np.testing.assert_array_equal(logits, dropped(5)[2])
@@ -84,7 +90,7 @@ def test_the_same_key_gives_the_same_noise_scanned_or_unrolled():
 
 
 @given(seed=tiny.seeds)
-def test_without_a_key_dropout_is_off(seed):
+def test_dropout_is_inactive_without_a_random_key(seed):
     """Without a key the values are those of a model without dropout; with a key they differ."""
     model = tiny.build(dropout=RATE)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
@@ -94,26 +100,26 @@ def test_without_a_key_dropout_is_off(seed):
     assert (np.asarray(noisy) != np.asarray(quiet)).any(axis=(1, 2)).all()
 
 
-@given(seed=tiny.seeds, segments=tiny.segment_batches(BATCH))
-def test_every_declared_point_is_captured_as_it_is(seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
+def test_capturing_does_not_change_logits(seed, segment_ids):
     """Capturing returns the requested points and does not change the logits.
 
     The values are consistent: weights are 0 where masked and sum to 1, heads are weights · values.
     """
     model = tiny.build(attention="explicit", window=3)
     config = model.config
-    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segments.shape)
-    logits, values = inspect(model, model.points)(variables, tokens, segments)
+    variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, *segment_ids.shape)
+    logits, values = inspect(model, model.hook_points)(variables, tokens, segment_ids)
     values = {name: np.asarray(value) for name, value in values.items()}
-    assert set(values) == set(model.points)
-    tiny.close(logits, tiny.apply(model)(variables, tokens, segments))
+    assert set(values) == set(model.hook_points)
+    tiny.close(logits, tiny.apply(model)(variables, tokens, segment_ids))
 
-    inner = {name for name in model.points if name not in ("embedding", "final_norm")}
+    inner = {name for name in model.hook_points if name not in ("embedding", "final_norm")}
     assert {len(values[name]) for name in inner} == {config.num_layers}
     np.testing.assert_array_equal(values["block.input"][0], values["embedding"])
     np.testing.assert_array_equal(values["block.input"][1:], values["block.output"][:-1])
     tiny.close(values["block.middle"] - values["attention.output"], values["block.input"])
-    seen = np.stack([rules.visible(ids, window=3) for ids in segments])[:, None]
+    seen = np.stack([rules.visible(ids, window=3) for ids in segment_ids])[:, None]
     weights = values["attention.weights"]
     assert not weights[:, ~np.broadcast_to(seen, weights.shape[1:])].any()
     tiny.close(weights.sum(axis=-1), np.broadcast_to(seen.any(axis=-1), weights.shape[:-1]))
@@ -135,7 +141,7 @@ def read_off(model, name, variables, tokens):
     ),
 )
 @given(seed=tiny.seeds, layer=st.integers(0, 1), position=st.integers(0, tiny.LENGTH - 1))
-def test_a_patch_puts_in_what_it_says_where_it_says(name, seed, layer, position):
+def test_patch_replaces_only_the_value_at_its_layer_and_position(name, seed, layer, position):
     """At the patched layer and position the value is the donor's.
 
     Earlier layers and earlier positions stay unchanged; the logits at the position change.
@@ -165,7 +171,7 @@ def test_a_patch_puts_in_what_it_says_where_it_says(name, seed, layer, position)
 
 
 @given(seed=tiny.seeds)
-def test_patching_everything_at_the_embedding_is_the_other_text(seed):
+def test_patching_all_embeddings_with_those_of_a_text_gives_its_logits(seed):
     """Replacing all embeddings by those of another text gives the logits of that text."""
     model = tiny.build()
     variables = tiny.weights(model, seed)
@@ -179,7 +185,7 @@ def test_patching_everything_at_the_embedding_is_the_other_text(seed):
     tiny.close(logits, tiny.apply(model)(variables, others))
 
 
-def test_a_patch_for_one_layer_leaves_the_others():
+def test_patch_for_one_layer_leaves_other_layers_unchanged():
     """Setting the heads of layer 1 to zero leaves those of layer 0 unchanged."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, tiny.LENGTH)
@@ -193,7 +199,7 @@ def test_a_patch_for_one_layer_leaves_the_others():
     assert clean[1].any() and not patched[1].any()
 
 
-def test_an_unknown_name_is_an_error_that_lists_the_names():
+def test_unknown_hook_point_is_rejected_with_the_nearest_name():
     """An unknown point in `capture` or `patch` raises ValueError with the nearest name."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), jnp.asarray(tiny.tokens(0, 1, 4))
@@ -202,17 +208,17 @@ def test_an_unknown_name_is_an_error_that_lists_the_names():
             model.apply(variables, tokens, method="inspect", **hooks)
 
 
-def test_a_patch_inside_the_blocks_has_a_layer_axis():
+def test_patch_of_values_inside_layers_must_have_a_layer_axis():
     """The ValueError names the point, the actual size and the accepted sizes."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), jnp.asarray(tiny.tokens(0, 1, 4))
     for where, value in ((jnp.ones((3, 1), bool), 0.0), (True, jnp.zeros((1, 1, 4, 8)))):
         patch = {"block.output": Patch(where, value)}
-        with pytest.raises(ValueError, match=r"'block\.output': where is .* of size 1 or 2"):
+        with pytest.raises(ValueError, match=r"'block\.output': where has shape .* size 1 or 2"):
             model.apply(variables, tokens, method="inspect", patch=patch)
 
 
-def test_positions_256_and_257_differ_in_bfloat16():
+def test_rotary_positions_above_256_stay_distinct_in_bfloat16():
     """bfloat16 cannot represent all integers above 256.
 
     The logits of later tokens must still equal those of float32.
@@ -224,29 +230,32 @@ def test_positions_256_and_257_differ_in_bfloat16():
     tiny.close(found[:, 250:], expected[:, 250:], 0.03)
 
 
-def test_input_of_another_shape_is_refused():
-    """A wrong rank, width, length or segments shape raises ValueError, inside jit as well."""
+def test_model_rejects_tokens_and_segment_ids_of_wrong_shape():
+    """A wrong rank, width, length or segment_ids shape raises ValueError, inside jit as well."""
     model = tiny.build()
-    variables, row = tiny.weights(model, 0), np.zeros((1, 17), np.int32)
+    variables, sequence = tiny.weights(model, 0), np.zeros((1, 17), np.int32)
     wrong = {
-        r"int32 \(17,\)": (row[0],),
+        r"int32 \(17,\)": (sequence[0],),
         r"float32 \(1, 4, 9\).*\[batch, length, 8\]": (np.zeros((1, 4, 9), np.float32),),
-        "tokens are 17 long; max_length is 16": (row,),
-        r"segments are \(1, 5\); tokens are \(1, 4\)": (row[:, :4], row[:, :5]),
+        r"tokens have length 17, more than max_length \(16\)": (sequence,),
+        r"segment_ids have shape \(1, 5\), but tokens have shape \(1, 4\)": (
+            sequence[:, :4],
+            sequence[:, :5],
+        ),
     }
     for message, arguments in wrong.items():
         with pytest.raises(ValueError, match=message):
             tiny.apply(model)(variables, *arguments)
 
 
-def test_a_token_out_of_range_is_refused_or_nan():
+def test_out_of_range_token_raises_error_or_gives_nan_inside_jit():
     """ValueError with the id outside jit; inside jit NaN, in that batch element only."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, tiny.LENGTH)
     clean = np.asarray(tiny.apply(model)(variables, tokens))
     for bad in (-1, 13):
         tokens[0, 4] = bad
-        with pytest.raises(ValueError, match=f"tokens hold id {bad}; vocab_size is 13"):
+        with pytest.raises(ValueError, match=f"tokens contain id {bad}, but vocab_size is 13"):
             model.apply(variables, jnp.asarray(tokens))
         logits = np.asarray(tiny.apply(model)(variables, tokens))
         assert np.isnan(logits[0, 4:]).all()

@@ -1,7 +1,7 @@
 """Tiny models, whose examples run in milliseconds, and random inputs for them.
 
 Each function compiles once per model and is cached: hypothesis draws values (weights, tokens,
-segments) but never shapes.
+segment_ids) but never shapes.
 """
 
 from functools import cache
@@ -59,38 +59,48 @@ def weights(model, seed):
 
 @cache
 def apply(model):
-    """Compiles (variables, tokens, segments, source=…, source_segments=…) → logits."""
+    """Compiles (variables, tokens, segment_ids, source=…, source_segment_ids=…) → logits."""
 
-    def run(variables, tokens, segments=None, **read):
-        return model.apply(variables, tokens, segments, **read)
+    def run(variables, tokens, segment_ids=None, **read):
+        return model.apply(variables, tokens, segment_ids, **read)
 
     return jax.jit(run)
 
 
 @cache
 def loss_and_gradients(model):
-    """Compiles (variables, x, segments, …) → (loss, gradients for variables and x).
+    """Compiles (variables, x, segment_ids, …) → (loss, gradients for variables and x).
 
     The loss depends on all logits except those at padding.
     """
 
-    def loss(variables, x, segments, **read):
-        log_probs = jax.nn.log_softmax(model.apply(variables, x, segments, **read))
+    def loss(variables, x, segment_ids, **read):
+        log_probs = jax.nn.log_softmax(model.apply(variables, x, segment_ids, **read))
         products = log_probs * log_probs[..., ::-1]
-        return jnp.where((segments != 0)[..., None], products, 0.0).sum()
+        return jnp.where((segment_ids != 0)[..., None], products, 0.0).sum()
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
 
 
 def sources(model, seed, batch):
-    """Draws one source of 1 to 8 ids per batch element, or None if the model reads no source."""
-    if not hasattr(model.config, "max_source_length"):
+    """Draws one source of 1 to 8 positions per batch element; None if the model reads none."""
+    if not model.config.reads_source:
         return None
-    rng = np.random.default_rng(seed)
-    vocab_size = model.config.source_vocab_size
-    return [
-        tokens(seed + i, n, vocab_size=vocab_size) for i, n in enumerate(rng.integers(1, 9, batch))
-    ]
+    lengths = np.random.default_rng(seed).integers(1, 9, batch)
+    return [source(model, seed + i, n) for i, n in enumerate(lengths)]
+
+
+def source(model, seed, *shape):
+    """Draws a source: ids, or features."""
+    if model.config.source_features is not None:
+        size = *shape, model.config.source_features
+        return np.random.default_rng(seed).normal(size=size).astype(np.float32)
+    return tokens(seed, *shape, vocab_size=model.config.source_vocab_size)
+
+
+def source_vectors(model, seed, *shape):
+    """Draws a source of floats: features, or embeddings of ids."""
+    return embeddings(seed, *shape, model.config.source_features or model.config.embed_dim)
 
 
 def read(model, sources):
@@ -98,7 +108,7 @@ def read(model, sources):
     if sources is None:
         return {}
     read = model.read_source(sources)
-    return {"source": read.tokens, "source_segments": read.segments}
+    return {"source": read.tokens, "source_segment_ids": read.segment_ids}
 
 
 def tokens(seed, *shape, vocab_size=SIZES["vocab_size"]):
@@ -115,19 +125,19 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @st.composite
-def segment_rows(draw, length=LENGTH, ids=(1, 2, 3)):
+def segment_sequences(draw, length=LENGTH, ids=(1, 2, 3)):
     """Draws segment ids of one sequence: packed documents with padding around and inside them."""
     # Each id occurs once and fills at most half, so most sequences hold several documents.
     run = st.tuples(st.sampled_from((*ids, 0)), st.integers(1, -(-length // 2)))
     runs = draw(st.lists(run, min_size=1, max_size=4, unique_by=lambda run: run[0]))
-    row = [segment for segment, count in runs for _ in range(count)][:length]
-    row += [draw(st.sampled_from(ids))] * (length - len(row))
+    segments = [segment for segment, count in runs for _ in range(count)][:length]
+    segments += [draw(st.sampled_from(ids))] * (length - len(segments))
     holes = draw(st.sets(st.integers(0, length - 1), max_size=3))
-    return [0 if index in holes else segment for index, segment in enumerate(row)]
+    return [0 if index in holes else segment for index, segment in enumerate(segments)]
 
 
 def segment_batches(batch=2, **options):
-    return st.lists(segment_rows(**options), min_size=batch, max_size=batch).map(np.array)
+    return st.lists(segment_sequences(**options), min_size=batch, max_size=batch).map(np.array)
 
 
 def close(actual, expected, tolerance=1e-5, where=None):

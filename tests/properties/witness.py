@@ -21,7 +21,7 @@ def within(found, rule):
     global cases
     cases += 1
     spurious = np.asarray(found) & ~rule
-    assert not spurious.any(), f"spurious edges: {np.argwhere(spurious).tolist()}"
+    assert not spurious.any(), f"unexpected dependencies: {np.argwhere(spurious).tolist()}"
 
 
 def by_jacobian(function, x):
@@ -38,12 +38,12 @@ def one_number(logits):
 
 @cache
 def jacobian(model, dropout=False, capture=None):
-    def run(variables, x, segments, key, **read):
+    def run(variables, x, segment_ids, key, **read):
         def logits(x):
             if capture is not None:
-                return model.apply(variables, x, segments, capture=capture, method="inspect")[0]
+                return model.apply(variables, x, segment_ids, capture=capture, method="inspect")[0]
             rngs = {"dropout": key} if dropout else None
-            return model.apply(variables, x, segments, rngs=rngs, **read)
+            return model.apply(variables, x, segment_ids, rngs=rngs, **read)
 
         return by_jacobian(lambda x: one_number(logits(x)), x)
 
@@ -59,9 +59,9 @@ def changed(model):
     that is the baseline, computed by the same program.
     """
 
-    def run(variables, x, segments, other, **read):
+    def run(variables, x, segment_ids, other, **read):
         def logits(j):
-            return model.apply(variables, x.at[0, j].set(other, mode="drop"), segments, **read)
+            return model.apply(variables, x.at[0, j].set(other, mode="drop"), segment_ids, **read)
 
         y = jax.lax.map(logits, jnp.arange(x.shape[1] + 1))
         return (y[:-1] != y[-1]).any(axis=-1).transpose(1, 2, 0)

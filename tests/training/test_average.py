@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.step import init_state, make_step, moved_average
+from jaxformer.training.step import init_state, make_step, update_average
 from tests.properties import tiny
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -18,26 +18,26 @@ MODEL = tiny.build(num_layers=1)
 
 
 @given(decay=st.floats(0.01, 0.9999), steps=st.integers(1, 12), seed=st.integers(0, 2**16))
-def test_it_is_the_weighted_mean_of_what_was(decay, steps, seed):
-    """It is Σ d^(t−s) θ_s / Σ d^(t−s) in float64; its initial value has no effect."""
+def test_moving_average_of_parameters_equals_the_weighted_mean(decay, steps, seed):
+    """The average is Σ d^(t−s) θ_s / Σ d^(t−s) in float64; its initial value has no effect."""
     values = np.random.default_rng(seed).normal(size=(steps, 3)).astype(np.float32)
     average = np.full(3, 100.0, np.float32)
     for step, value in enumerate(values):
-        average = moved_average(average, value, step, decay)
+        average = update_average(average, value, step, decay)
     weights = decay ** np.arange(steps)[::-1]
     wanted = weights @ values.astype(np.float64) / weights.sum()
     np.testing.assert_allclose(average, wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
-def test_updates_do_not_depend_on_it_and_checkpoints_have_both():
-    """The losses equal those of a run without an average.
+def test_parameter_average_is_saved_and_leaves_updates_unchanged():
+    """With an average, the losses equal the losses of a run without an average.
 
-    The average gives the weights for use, and a restored state continues like the saved one.
+    Evaluation uses the average, and a restored state continues like the saved state.
     """
     optimizer = make_optimizer(OptimizerConfig(warmup_steps=0))
     batch = Batch(*(tiny.tokens(seed, 1, 2, 8) for seed in (0, 1)))
-    plain, averaging = make_step(MODEL, optimizer), make_step(MODEL, optimizer, average_decay=0.8)
+    plain, averaging = make_step(MODEL, optimizer), make_step(MODEL, optimizer, ema_decay=0.8)
     one = init_state(MODEL, optimizer, 0)
     other = init_state(MODEL, optimizer, 0, averages=True)
     seen = []

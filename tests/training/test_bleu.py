@@ -1,4 +1,4 @@
-"""Scores of translations: references, long targets and sacrebleu's tokenizers."""
+"""Scores of translations: reference texts, long targets and sacrebleu's tokenizers."""
 
 import jax
 import numpy as np
@@ -41,10 +41,10 @@ def scored(config, tokenizer, texts, references):
 
 
 @pytest.mark.slow
-def test_translations_are_compared_with_what_was_written(monkeypatch, quick_compilation):
-    """A tokenizer that changes text must not change the references.
+def test_bleu_uses_reference_texts_unchanged_by_the_tokenizer(monkeypatch, quick_compilation):
+    """If a tokenizer changes text, the reference texts stay unchanged.
 
-    If the tokenizer converts text to lower case, BLEU ignores case.
+    BLEU ignores case if the tokenizer converts text to lower case.
     """
     backend = tokenizers.Tokenizer.from_str(TOKENIZER.to_json())
     backend.normalizer = normalizers.Replace("e", "a")
@@ -58,17 +58,18 @@ def test_translations_are_compared_with_what_was_written(monkeypatch, quick_comp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(list(MODELS), "recurrent"))
-def test_the_loss_omits_targets_that_are_too_long(kind, quick_compilation):
-    """The model has no positions for it. The loss is that of the remaining targets."""
+def test_loss_on_held_out_pairs_excludes_targets_that_are_too_long(kind, quick_compilation):
+    """The model has no positions for such targets. The loss covers the remaining targets."""
     with_it = scored(MODELS[kind], TOKENIZER, TEXTS[:4], [*TEXTS[:3], "One " * 40])
     alone = scored(MODELS[kind], TOKENIZER, TEXTS[:3], TEXTS[:3])
     assert with_it.tokens == alone.tokens and len(with_it.translations) == 4
     np.testing.assert_allclose(with_it.loss, alone.loss, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(list(MODELS), "recurrent"))
-def test_a_translation_is_at_most_as_long_as_the_longest_target(kind, quick_compilation):
-    """A model that has not learnt to end a text would otherwise fill max_length in each of them."""
+def test_bleu_translations_are_at_most_as_long_as_the_longest_target(kind, quick_compilation):
+    """Otherwise a model that rarely ends a text would always generate max_length tokens."""
     model = jf.build(MODELS[kind])
     variables = init(model, jax.random.key(0))
     pairs = [(TOKENIZER.encode_source(text), TOKENIZER.encode("One")) for text in TEXTS[:3]]
@@ -80,8 +81,9 @@ def test_a_translation_is_at_most_as_long_as_the_longest_target(kind, quick_comp
     assert all(len(short) < len(text) for short, text in zip(found, whole, strict=True))
 
 
-def test_bleu_uses_the_named_tokenizer():
-    """For 13a a Chinese sentence without spaces is one word, so one wrong character gives 0."""
+def test_bleu_uses_the_chosen_sacrebleu_tokenizer():
+    """The tokenizer 13a reads Chinese without spaces as one word, so one wrong character gives
+    0."""
     found, references = ["我们今天去海边看潮水"], ["我们今天去海边看潮汐"]
     chinese = bleu(found, references, tokenize="zh")
     assert chinese.score > 50 > bleu(found, references).score and "tok:zh" in chinese.signature

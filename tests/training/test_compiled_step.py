@@ -1,4 +1,4 @@
-"""A training step that is compiled for each batch shape on first use."""
+"""A training step is compiled once for each batch shape, on first use."""
 
 from contextlib import contextmanager, nullcontext
 
@@ -37,7 +37,7 @@ def recorded():
 
 @settings(max_examples=20, deadline=None)
 @given(widths=st.lists(st.integers(1, 4), min_size=1, max_size=12))
-def test_every_width_is_compiled_once_with_the_results_of_the_step(widths):
+def test_training_step_is_compiled_once_for_each_batch_width(widths):
     _, compiled, said = recorded()
     state = other = np.float32(0)
     for width in widths:
@@ -47,7 +47,7 @@ def test_every_width_is_compiled_once_with_the_results_of_the_step(widths):
     assert said == [(width, 1) for width in dict.fromkeys(widths)]
 
 
-def test_only_requested_widths_are_compiled():
+def test_training_step_is_compiled_for_requested_batch_widths_only():
     traced, compiled, said = recorded()
     program = compiled.compile(np.float32(0), batch_of(4))
     assert program.memory_analysis() is not None
@@ -56,7 +56,7 @@ def test_only_requested_widths_are_compiled():
     assert traced == [4]
 
 
-def test_a_failed_compilation_is_not_cached():
+def test_failed_compilation_of_training_step_is_not_cached():
     @jax.jit
     def step(state, batch, rate):
         raise ValueError("no")

@@ -1,4 +1,4 @@
-"""The windows that every evaluation of a run scores."""
+"""Selection of the windows that every evaluation of a run scores."""
 
 from types import SimpleNamespace
 
@@ -17,11 +17,11 @@ from tests.errors import error_of
     number=st.integers(1, 30),
     batch_size=st.integers(1, 9),
 )
-def test_windows_are_spread_over_the_whole_text(lengths, length, number, batch_size):
-    """The windows are evenly spaced and include the first and the last one.
+def test_evaluation_windows_are_evenly_spaced(lengths, length, number, batch_size):
+    """The windows are evenly spaced and include the first and the last window of the text.
 
-    If there are fewer windows, all are scored. The batches have one shape, and padding has weight
-    0.
+    If the text has fewer windows, all of them are scored. All batches have the same shape, and
+    padding has weight 0.
     """
     starts = np.cumsum([0, *lengths])
     documents = [np.arange(start, start + n) for start, n in zip(starts, lengths, strict=False)]
@@ -29,20 +29,20 @@ def test_windows_are_spread_over_the_whole_text(lengths, length, number, batch_s
     every = [[x[0] for x in window[:4]] for window in windows]
     batches = list(spread(windows, number, batch_size))
     assert {batch.inputs.shape for batch in batches} == {(batch_size, length)}
-    rows = [tuple(row) for batch in batches for row in zip(*batch[:4], strict=True)]
+    elements = [tuple(element) for batch in batches for element in zip(*batch[:4], strict=True)]
     kept = min(number, len(every))
     places = []
-    for row in rows[:kept]:
-        same = [all(np.array_equal(*pair) for pair in zip(row, w, strict=True)) for w in every]
+    for element in elements[:kept]:
+        same = [all(np.array_equal(*pair) for pair in zip(element, w, strict=True)) for w in every]
         places.append(same.index(True))
     assert (places[0], places[-1]) == (0, len(every) - 1 if kept > 1 else 0)
     gaps = np.diff(places)
     assert not len(gaps) or (min(gaps) >= 1 and max(gaps) - min(gaps) <= 1)
-    assert all(not row[2].any() and not row[3].any() for row in rows[kept:])
+    assert all(not element[2].any() and not element[3].any() for element in elements[kept:])
 
 
-def test_text_without_tokens_is_refused():
-    """A tokenizer may produce no tokens for a text that is not empty."""
+def test_evaluation_rejects_text_without_tokens():
+    """A tokenizer may produce no tokens, although the text is not empty."""
     model = SimpleNamespace(config=SimpleNamespace(max_length=8))
-    message = "the text has no tokens to score"
+    message = "batches is empty: the text must have at least one token to score"
     assert error_of(evaluate_documents, model, None, [[0], [0]], 9) == message

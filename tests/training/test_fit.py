@@ -1,4 +1,4 @@
-"""Runs with a user's objective: resuming, meshes, and errors before anything is computed."""
+"""Runs with a user's objective: resuming, meshes, and errors before any computation."""
 
 import json
 import os
@@ -14,6 +14,8 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli.checkpoints import open_base
+from jaxformer.functional import Attention, Causal, FeedForward, LayerNorm, Residual
 from jaxformer.functional.losses.cross_entropy import token_losses
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training.batch import Batch, Share
@@ -23,18 +25,23 @@ from jaxformer.training.objectives import CrossEntropy, Objective, Sums
 from jaxformer.training.run_folders import newest_unfinished, read_run
 from jaxformer.training.tasks.own_batches import NumberedBatches
 from tests.errors import error_of
+from tests.models.own_layer import Strided, snake
 
 MODEL = jf.DecoderConfig(
     vocab_size=16, max_length=8, num_layers=1, embed_dim=16, num_heads=2, dropout=0.1
 )
 CONFIG = RunConfig(
-    MODEL, optimizer=OptimizerConfig(learning_rate=1e-2), steps=12, checkpoint_every=5, keep=9
+    MODEL,
+    optimizer=OptimizerConfig(learning_rate=1e-2),
+    steps=12,
+    checkpoint_every=5,
+    max_to_keep=9,
 )
 CONFIG = replace(CONFIG, evaluate_every=6)
 
 
 class Preferences(NamedTuple):
-    """Pairs of rows, the first of which is preferred."""
+    """Pairs of sequences, the first of which is preferred."""
 
     chosen: jax.Array
     rejected: jax.Array
@@ -43,7 +50,7 @@ class Preferences(NamedTuple):
 
 @dataclass(frozen=True)
 class Preferred(Objective[Preferences]):
-    """The log probability that the model gives to the preferred row of each pair."""
+    """The log probability that the model gives to the preferred sequence of each pair."""
 
     batch_type = Preferences
     beta: float = 0.1
@@ -52,9 +59,9 @@ class Preferred(Objective[Preferences]):
         return batch.weights.sum()
 
     def loss(self, model, params, batch, key):
-        def log_probs(rows):
-            logits = model.apply({"params": params}, rows[:, :-1], rngs=rngs)
-            return -token_losses(logits, rows[:, 1:]).sum(axis=-1)
+        def log_probs(sequences):
+            logits = model.apply({"params": params}, sequences[:, :-1], rngs=rngs)
+            return -token_losses(logits, sequences[:, 1:]).sum(axis=-1)
 
         rngs = {} if key is None else {"dropout": key}
         margin = self.beta * (log_probs(batch.chosen) - log_probs(batch.rejected))
@@ -63,14 +70,27 @@ class Preferred(Objective[Preferences]):
 
 
 def batch_of(number):
-    """Returns two micro-batches of four pairs; the second one counts one pair."""
-    rows = np.random.default_rng(number).integers(0, 16, (2, 4, 9))
+    """Returns two micro-batches of four pairs. In the second micro-batch, one pair counts."""
+    sequences = np.random.default_rng(number).integers(0, 16, (2, 4, 9))
     weights = np.ones((2, 4), np.float32)
     weights[1, 1:] = 0
-    return Preferences(np.sort(rows), rows, weights)
+    return Preferences(np.sort(sequences), sequences, weights)
 
 
+# Layers with a mask and an activation that a user defines.
+LAYERS = (
+    (
+        Residual(Attention(2, 2, 8, mask=Causal() & Strided(2)), LayerNorm()),
+        Residual(FeedForward(24, snake), LayerNorm(), dropout=0.1),
+    ),
+)
 HELD_OUT = [jax.tree.map(lambda x: x[0], batch_of(100)), jax.tree.map(lambda x: x[1], batch_of(99))]
+
+
+def tokens_of(number):
+    """Returns a batch for predicting next tokens."""
+    sequences = batch_of(number).chosen
+    return Batch(sequences[..., :-1], sequences[..., 1:])
 
 
 def dies_at(last, action):
@@ -96,8 +116,8 @@ def train(out, read=batch_of, config=CONFIG, **options):
 
 
 @pytest.mark.slow
-def test_a_run_that_ended_early_continues_as_if_it_had_not(tmp_path, quick_compilation):
-    """The script fails at batch 8, after the checkpoint of step 5, and is run again."""
+def test_rerunning_an_interrupted_fit_script_equals_uninterrupted_fit(tmp_path, quick_compilation):
+    """The script fails at batch 8, after the checkpoint of step 5, and is then run again."""
     whole = train(tmp_path / "whole")
 
     def fail():
@@ -117,8 +137,26 @@ def test_a_run_that_ended_early_continues_as_if_it_had_not(tmp_path, quick_compi
     assert (tmp_path / "ended" / "loss.png").exists()
 
 
-def test_processes_read_the_rows_of_one():
-    """Together they read the batch of one process, micro-batch by micro-batch."""
+@pytest.mark.slow
+def test_run_cannot_be_resumed_with_different_layers(tmp_path, quick_compilation):
+    """config.json names the layers' classes and functions. A resumed run must have the same
+    layers."""
+    out, config = tmp_path / "out", replace(CONFIG, steps=1)
+    trained = train(out, config=config, layers=LAYERS, held_out=())
+    assert "jf.load(folder, layers=[Strided])" in error_of(jf.load, out)
+    loaded = jf.load(out, layers=[Strided, snake])
+    assert loaded.model.layers == LAYERS
+    jax.tree.map(np.testing.assert_array_equal, loaded.variables, trained)
+    other = (replace(LAYERS[0][0], dropout=0.5), *LAYERS[0][1:])
+    said = error_of(lambda: train(out, config=config, layers=(other,)))
+    assert f"layers[0][0].dropout is 0.5, but the run in {out} was started with 0.0" in said
+    assert "layers is None, but the run in" in error_of(lambda: train(out, config=config))
+    said = error_of(open_base, str(out), None, None)
+    assert said.startswith(f"{out} contains a model with its own layers, which flags cannot")
+
+
+def test_micro_batches_of_all_processes_equal_those_of_one_process():
+    """The processes together read each micro-batch that a single process would read."""
     whole, shares = next(NumberedBatches(batch_of)), [Share(0, 2), Share(1, 2)]
     parts = [next(NumberedBatches(batch_of, share)) for share in shares]
     joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1), *parts)
@@ -126,7 +164,7 @@ def test_processes_read_the_rows_of_one():
     assert whole.chosen.dtype == np.int32
 
 
-def test_a_wrong_run_is_refused_before_a_folder_is_made(tmp_path):
+def test_fit_rejects_wrong_arguments_before_it_creates_a_folder(tmp_path):
     out = tmp_path / "out"
     tokens = np.zeros((1, 4, 8), np.int32)
 
@@ -136,37 +174,55 @@ def test_a_wrong_run_is_refused_before_a_folder_is_made(tmp_path):
         return said
 
     assert "objective is None; it must be an Objective" in refused(None)
-    assert "batch is a Batch; the objective Preferred takes a Preferences" in refused(
+    assert "batch is a Batch, but the objective Preferred needs a Preferences" in refused(
         read=lambda number: Batch(tokens, tokens)
     )
-    assert "targets has shape (8,); a micro-batch has targets [batch, length]" in refused(
+    assert "targets has shape (8,); it must be [batch, length] in a micro-batch" in refused(
         CrossEntropy(), lambda number: Batch(tokens[0], tokens[0])
     )
     text = TextTraining(MODEL)
     assert "config is a TextTraining; it must be a RunConfig" in refused(config=text)
+
+    @dataclass(frozen=True)
+    class Local(Preferred):
+        pass
+
+    assert "objective is test_fit_rejects_wrong_arguments_before_it_creates_a_folder" in refused(
+        Local()
+    )
     lora = replace(CONFIG, lora=LoraConfig(lora_rank=2))
-    assert refused(config=lora) == "lora_rank is 2, but params is None; give weights"
+    assert (
+        refused(config=lora)
+        == "lora_rank is 2, but params is None; pass the base weights as params"
+    )
     (tmp_path / "file").write_text("")
     assert "is a file" in error_of(lambda: train(tmp_path / "file"))
-    assert "is not empty and holds no run" in error_of(lambda: train(tmp_path))
+    assert "contains files, but not a run" in error_of(lambda: train(tmp_path))
 
 
-def test_a_run_keeps_its_objective_and_settings(tmp_path, quick_compilation):
-    """`jaxformer train` and `fit` continue only their own runs."""
+@pytest.mark.slow
+def test_run_can_be_resumed_only_with_the_same_settings(tmp_path, quick_compilation):
+    """`jaxformer train` continues only its own runs, and so does `fit`."""
     out, short = tmp_path / "out", replace(CONFIG, steps=1)
     train(out, config=short, held_out=())
     assert "seed is 1, but the run in" in error_of(
         lambda: train(out, config=replace(short, seed=1))
     )
     other = error_of(lambda: fit(short, Preferred(0.2), batch_of, out, quiet=True))
-    assert "objective is Preferred(beta=0.2), but the run in" in other
-    assert "is a run of a script with the objective Preferred(beta=0.1)" in error_of(
+    assert f"objective.beta is 0.2, but the run in {out} was started with 0.1" in other
+    named = f"{__name__}:Preferred(beta=0.1)"
+    other = error_of(lambda: fit(short, CrossEntropy(), tokens_of, out, quiet=True))
+    assert f"objective is {CrossEntropy.__module__}:CrossEntropy(" in other
+    assert f"was started with {named}; restore the old" in other
+    other = error_of(lambda: train(out, config=short, mask=Causal() & Strided(2)))
+    assert f"mask is All(parts=(Causal(), {Strided.__module__}:Strided(stride=2)))" in other
+    assert f"was trained by a Python script with the objective {named}; to continue" in error_of(
         read_run, RunFolder(out)
     )
     assert "no unfinished run" in error_of(newest_unfinished, tmp_path)
     train(out, config=replace(short, steps=2), held_out=())
     assert [line["step"] for line in figures_of(out)] == [1, 2]
-    assert not list(out.glob("*.png"))  # nothing was scored
+    assert not list(out.glob("*.png"))  # no evaluation took place
 
 
 SCRIPT = """
@@ -177,22 +233,23 @@ main(*sys.argv[1:])
 
 
 def main(out, mesh, last):
-    """Runs `train` on a mesh in a separate process, and kills it at a batch."""
+    """Runs `train` with own layers on a mesh in a separate process, and kills it at a batch."""
     sizes = dict(zip(("data", "fsdp", "tensor"), map(int, mesh.split(",")), strict=True))
     config = replace(CONFIG, mesh=MeshSizes(**sizes))
-    train(out, dies_at(int(last), lambda: os.kill(os.getpid(), signal.SIGKILL)), config)
+    dies = dies_at(int(last), lambda: os.kill(os.getpid(), signal.SIGKILL))
+    train(out, dies, config, layers=LAYERS)
 
 
 @pytest.mark.slow
 def test_a_killed_run_on_a_mesh_equals_a_run_on_one_device(tmp_path):
-    """It begins on one mesh of eight simulated devices and continues on another."""
+    """The run begins on a mesh of eight simulated devices and continues on another mesh."""
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
     environment = {**os.environ, **flags, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     for mesh, last, status in (("2,2,2", 8, -signal.SIGKILL), ("1,4,2", 99, 0)):
         words = [sys.executable, "-c", SCRIPT, str(tmp_path / "mesh"), mesh, str(last)]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
         assert done.returncode == status, done.stderr
-    train(tmp_path / "one", config=replace(CONFIG, mesh=MeshSizes()))
+    train(tmp_path / "one", config=replace(CONFIG, mesh=MeshSizes()), layers=LAYERS)
     found, wanted = (figures_of(tmp_path / name) for name in ("mesh", "one"))
     assert [line["step"] for line in found] == [line["step"] for line in wanted]
     for line, other in zip(found, wanted, strict=True):

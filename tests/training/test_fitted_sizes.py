@@ -1,4 +1,4 @@
-"""The sizes of a model follow from those that the user sets, and the screen states them."""
+"""The remaining sizes of a model follow from the user's sizes, and the screen shows all sizes."""
 
 from dataclasses import fields, replace
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from jaxformer.models.config import KINDS, kind_of
+from jaxformer.models.config import KINDS, architecture_name
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.training.fitting import fit_preset
 from tests.training.test_fitting import EVERY
@@ -26,7 +26,7 @@ def head_width(model):
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("factor", [2, 3, 5])
-def test_a_multiple_of_embed_dim_multiplies_all_widths(name, factor):
+def test_multiplying_embed_dim_of_a_preset_multiplies_all_widths(name, factor):
     run = EVERY[name]
     fitted = fit_preset(run, {"embed_dim": factor * run.model.embed_dim}).model
     assert sizes(fitted) == {field: factor * x for field, x in sizes(run.model).items()}
@@ -37,8 +37,9 @@ def test_a_multiple_of_embed_dim_multiplies_all_widths(name, factor):
 @pytest.mark.parametrize("name", TRANSFORMERS)
 @settings(phases=[Phase.explicit, Phase.generate], max_examples=100)
 @given(width=st.integers(1, 3000))
-def test_every_embed_dim_keeps_the_proportions_and_nearly_the_head_width(name, width):
-    """The heads together are about as wide as the model, and none is far from the preset's."""
+def test_preset_adapted_to_embed_dim_keeps_proportions_and_head_width(name, width):
+    """num_heads × head_dim is close to embed_dim, and head_dim is close to the preset's
+    head_dim."""
     model = EVERY[name].model
     fitted = fit_preset(EVERY[name], {"embed_dim": width}).model.resolved
     usual = min(head_width(model), width)
@@ -62,7 +63,7 @@ def test_every_embed_dim_keeps_the_proportions_and_nearly_the_head_width(name, w
         ({"embed_dim": 256, "num_heads": 2}, {"head_dim": 128, "mlp_dim": 688}),
     ],
 )
-def test_sizes_that_are_not_given_follow_from_those_that_are(given, sizes):
+def test_missing_sizes_of_a_model_follow_from_given_sizes(given, sizes):
     fitted = fit_preset(EVERY["stdlib decoder"], given).model.resolved
     found = {name: getattr(fitted, name) for name in {**sizes, **given}}
     assert found == {**sizes, **given}
@@ -70,8 +71,8 @@ def test_sizes_that_are_not_given_follow_from_those_that_are(given, sizes):
 
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("head_dim", [None, 48])
-def test_a_preset_with_own_head_width_and_grouped_heads_keeps_both(group, head_dim):
-    """Also a preset whose heads are together wider than its residual stream."""
+def test_adapted_preset_keeps_its_head_width_and_grouped_heads(group, head_dim):
+    """This includes a preset with num_heads × head_dim larger than embed_dim."""
     run = EVERY["stdlib decoder"]
     model = replace(run.model, num_heads=4, num_kv_heads=4 // group, head_dim=head_dim)
     fitted = fit_preset(replace(run, model=model), {"embed_dim": 256}).model
@@ -82,16 +83,16 @@ def test_a_preset_with_own_head_width_and_grouped_heads_keeps_both(group, head_d
 @pytest.mark.parametrize(
     ("given", "tied"), [({"hidden_dim": 96}, True), ({"hidden_dim": 96, "embed_dim": 64}, False)]
 )
-def test_embeddings_stay_tied_if_the_width_may_follow_the_states(given, tied):
+def test_recurrent_embeddings_stay_tied_if_only_hidden_dim_is_set(given, tied):
     fitted = fit_preset(EVERY["stdlib recurrent"], given).model
     assert (fitted.tie_embeddings, fitted.hidden_dim) == (tied, 96)
     assert fitted.embed_dim == given.get("embed_dim", 96)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_description_states_every_size(kind):
-    """Each size gets a number that no other size has."""
-    model = next(run.model for run in EVERY.values() if kind_of(run.model) == kind)
+def test_printed_model_description_contains_every_size(kind):
+    """Each size gets a different number, so that the description cannot confuse two sizes."""
+    model = next(run.model for run in EVERY.values() if architecture_name(run.model) == kind)
     named = ("num_layers", "mlp_dim", "vocab_size", "max_length", "num_encoder_layers")
     named += ("encoder_mlp_dim", "kernel_size", "hidden_dim")
     values = {x: 101 + i for i, x in enumerate(named) if hasattr(model, x)}

@@ -1,4 +1,4 @@
-"""Presets change to suit the user's values, so that no single flag contradicts a preset."""
+"""A preset adapts to the user's values, so that no single flag contradicts a preset."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxformer.cli import main, train
 from jaxformer.cli.arguments import read_given
 from jaxformer.cli.flags import field_values
-from jaxformer.models.config import KINDS, PRESETS, RecurrentConfig, kind_of
+from jaxformer.models.config import KINDS, PRESETS, RecurrentConfig, architecture_name
 from jaxformer.training.config import TextTraining
 from jaxformer.training.fitting import fit_preset
 from jaxformer.training.presets import RUNS, TRAININGS, training_preset
@@ -18,19 +18,19 @@ from jaxformer.training.tasks.text import _check_new_model
 
 EVERY = {
     **{f"{name} {kind}": run for name, kinds in RUNS.items() for kind, run in kinds.items()},
-    **{name: TRAININGS[kind_of(model)](model=model) for name, model in PRESETS.items()},
+    **{name: TRAININGS[architecture_name(model)](model=model) for name, model in PRESETS.items()},
 }
-LEAST = {"vocab_size": 260, "source_vocab_size": 260, "relative_buckets": 4, "keep": 2}
+LEAST = {"vocab_size": 260, "source_vocab_size": 260, "relative_buckets": 4, "max_to_keep": 2}
 LEAST |= {"relative_distance": 3, "max_length": 2, "window_length": 2}
 MOST = {"lengths": 8, "experts_per_token": 64}
-REFUSED = {"prefix", "lora_rank", "causal"}  # not accepted in training, without --from, or as False
+REFUSED = {"prefix", "lora_rank"}  # rejected in training, or rejected without --init-from
 
 
 SIZES = (1, 2, 3, 5, 64, 100, 129, 1000)
 
 
 def settings_of(run):
-    """Yields (field, value) for the whole numbers, switches and choices of a run."""
+    """Yields (field, value) for the integers, switches and choices of a run."""
     for config in (run, run.model):
         hints = get_type_hints(type(config))
         for field in fields(config):
@@ -47,12 +47,12 @@ def settings_of(run):
 
 
 def values_in(words, run):
-    """Returns the values of the flags of a run."""
+    """Returns the values that the flags of a run set."""
     return read_given(type(run), "train", words.split(), run)
 
 
 def accepted(run, changes):
-    """Returns the fitted preset after the checks of complete configs."""
+    """Returns the adapted preset, after the checks of complete configs."""
     fitted = fit_preset(run, changes)
     resolved = fitted.model.resolved
     if hasattr(resolved, "num_encoder_layers"):
@@ -63,8 +63,8 @@ def accepted(run, changes):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_single_flag_is_accepted_and_keeps_its_value(name):
-    """For every preset of every kind, except odd sizes that the positions do not accept."""
+def test_every_preset_accepts_a_change_of_any_single_field(name):
+    """All presets of all kinds of models, except odd sizes that the positions do not allow."""
     run = EVERY[name]
     positions = getattr(run.model, "positions", "none")
     even = {"sinusoidal": "embed_dim", "rotary": "head_dim"}.get(positions)
@@ -91,7 +91,7 @@ HEADS = st.fixed_dictionaries(
 @example(changes={"embed_dim": 100, "num_kv_heads": 3})
 @example(changes={"embed_dim": 7})
 @example(changes={"num_heads": 5, "num_encoder_heads": 3})
-def test_heads_and_widths_are_refused_only_if_given_values_contradict(name, changes):
+def test_preset_accepts_changes_of_heads_and_width_unless_they_conflict(name, changes):
     """The error names only fields that the user set."""
     run = EVERY[name]
     if not hasattr(run.model, "num_encoder_heads"):
@@ -106,20 +106,20 @@ def test_heads_and_widths_are_refused_only_if_given_values_contradict(name, chan
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_values_that_are_not_set_come_from_the_preset(name):
+def test_unspecified_training_settings_keep_the_values_of_the_preset(name):
     assert fit_preset(EVERY[name], {}) == EVERY[name]
     assert fit_preset(EVERY[name], {"seed": 3}) == replace(EVERY[name], seed=3)
 
 
 @dataclass(frozen=True)
 class Headed(RecurrentConfig):
-    """A kind of model with heads that need not divide anything."""
+    """A model config whose num_heads does not have to divide any size."""
 
     num_heads: int = 4
 
 
-def test_a_new_kind_of_model_may_have_num_heads_alone(monkeypatch):
-    """The rules about heads are those of a Transformer, and do not ask for its other fields."""
+def test_model_config_with_num_heads_needs_no_other_transformer_fields(monkeypatch):
+    """The rules about heads apply to Transformers only, and do not need other fields."""
     monkeypatch.setitem(KINDS, "headed", Headed)
     assert fit_preset(TextTraining(model=Headed()), {"num_heads": 3}).model.num_heads == 3
 
@@ -128,40 +128,44 @@ def test_a_new_kind_of_model_may_have_num_heads_alone(monkeypatch):
     ("words", "lengths"),
     [
         ("", 6),
-        ("--minutes 0.5", 2),
-        ("--minutes 1", 3),
-        ("--minutes 2.5", 4),
-        ("--minutes 60", 6),
-        ("--minutes 1 --lengths 6", 6),
-        ("--minutes 9 --lengths 2", 2),
-        ("--steps 100 --minutes None", 6),
+        ("--max-minutes 0.5", 2),
+        ("--max-minutes 1", 3),
+        ("--max-minutes 2.5", 4),
+        ("--max-minutes 60", 6),
+        ("--max-minutes 1 --lengths 6", 6),
+        ("--max-minutes 9 --lengths 2", 2),
+        ("--steps 100 --max-minutes None", 6),
     ],
 )
-def test_a_run_of_few_minutes_has_few_batch_lengths(words, lengths):
-    """A program is compiled for each of them."""
+def test_short_translation_runs_use_few_sequence_lengths(words, lengths):
+    """Each batch length needs a compilation."""
     preset = training_preset("translation", "encoder-decoder")
     assert fit_preset(preset, values_in(words, preset)).lengths == lengths
 
 
 @pytest.mark.parametrize("mesh, batch", [("data=3", 9), ("fsdp=4,data=2", 8), ("fsdp=5", 10)])
-def test_batch_size_is_rounded_up_to_the_mesh(mesh, batch):
+def test_preset_batch_size_is_rounded_up_to_a_multiple_of_the_mesh(mesh, batch):
     run = training_preset("stdlib", "decoder")
     assert fit_preset(run, values_in(f"--mesh {mesh}", run)).batch_size == batch
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_flags_of_every_spelling_reach_the_run(kind, monkeypatch):
+def test_train_accepts_all_spellings_of_flags(kind, monkeypatch):
     """Flags with dashes, underscores or equals signs, negated flags, and flags before a text."""
     taken = []
     monkeypatch.setattr(
         train, "_train", lambda folder, inputs, arguments, **_: taken.append(arguments)
     )
-    words = "--max_length=64 --no-tie-embeddings --dropout .5 --minutes 2 --embed-dim 96 my.txt"
+    words = "--max_length=64 --no-tie-embeddings --dropout .5 --max-minutes 2 --embed-dim 96 my.txt"
     assert main(["train", *words.split(), "--model", kind, "--optimizer", "lion"]) == 0
     training = taken[0].training
     model = training.model
     assert (model.max_length, model.tie_embeddings, model.dropout) == (64, False, 0.5)
-    assert (training.minutes, training.steps, training.optimizer.optimizer) == (2.0, None, "lion")
+    assert (training.max_minutes, training.steps, training.optimizer.optimizer) == (
+        2.0,
+        None,
+        "lion",
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,11 +178,11 @@ def test_flags_of_every_spelling_reach_the_run(kind, monkeypatch):
         ("--optimizer adafactor --learning-rate 0.2", 0.2),
     ],
 )
-def test_the_learning_rate_of_a_preset_follows_the_optimizer(words, expected):
-    """The preset's is for AdamW. The ratio is that of the optimizers' default learning rates."""
+def test_the_learning_rate_of_a_preset_depends_on_the_optimizer(words, expected):
+    """The preset's rate is for AdamW and is scaled by the ratio of the default learning rates."""
     preset = training_preset("tiny", "decoder")
     optimizer = fit_preset(preset, values_in(words, preset)).optimizer
-    if "--learning-rate" not in words:  # fields of the optimizer are set later
+    if "--learning-rate" not in words:  # the optimizer's flags are applied later
         assert (optimizer.optimizer, optimizer.peak) == (words.split()[1], expected)
     else:
         assert optimizer == preset.optimizer
@@ -199,24 +203,24 @@ def test_the_learning_rate_of_a_preset_follows_the_optimizer(words, expected):
             "--no-share-embeddings",
             "source_vocab_size is 300; it must be vocab_size (400), since one tokenizer",
         ),
-        ("--positions rotary --rotary-fraction 0.3", "of which rotary_fraction (0.3)"),
-        ("--no-pooler --model encoder --num-labels 3", "num_labels is 3; it needs the pooler"),
+        ("--positions rotary --rotary-fraction 0.3", "and rotary_fraction (0.3) rotates"),
+        ("--no-pooler --model encoder --num-labels 3", "num_labels is 3, but pooler is False"),
         (
             "--preset transformer-base --positions sinusoidal --embed-dim 7",
             "embed_dim is 7; it must be even for sinusoidal",
         ),
         ("--steps 0", "steps is 0; it must be at least 1"),
-        ("--preset stdlib --minutes None --steps None", "steps and minutes are None"),
+        ("--preset stdlib --max-minutes None --steps None", "steps and max_minutes are both None"),
     ],
 )
-def test_an_error_names_only_values_that_the_user_set(words, said, capsys):
+def test_training_config_error_names_only_values_that_the_user_set(words, said, capsys):
     assert main(["train", *words.split()]) == 2
     complaint = capsys.readouterr().err
     assert said in complaint and "the preset's" not in complaint.replace("the preset's head", "")
 
 
-def test_an_error_says_that_a_value_came_from_the_preset(monkeypatch, capsys):
-    """This holds for an error from any place and at any time."""
+def test_training_config_error_says_which_value_came_from_the_preset(monkeypatch, capsys):
+    """The explanation appears wherever and whenever the error is raised."""
 
     def refuses(*_, **__):
         raise ValueError("window_length is 4; batch_size (8) and max_length is 32: no")

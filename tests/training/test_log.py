@@ -1,4 +1,4 @@
-"""The log of a run and its trackers."""
+"""The log of a run, and experiment trackers."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ MEASURED = [
 
 
 def written(folder, log):
-    """Writes a log of two updates, the second of which is not finite, and returns its lines."""
+    """Logs two updates, the second with a loss that is not finite, and returns the lines."""
     with log:
         for step, measured in enumerate(MEASURED, 1):
             log.update(step, 0.1 * step, measured)
@@ -31,7 +31,7 @@ def written(folder, log):
     return lines
 
 
-def test_what_is_not_finite_is_named_and_left_out(tmp_path):
+def test_log_replaces_non_finite_training_values_by_their_names(tmp_path):
     """Each line is valid JSON."""
     folder = RunFolder(tmp_path)
     lines = written(folder, RunLog(folder, TextTraining(DecoderConfig()), None))
@@ -49,15 +49,15 @@ def test_what_is_not_finite_is_named_and_left_out(tmp_path):
     assert [json.loads(line, **strict) for line in folder.metrics.read_text().splitlines()] == lines
 
 
-def test_each_figure_of_the_objective_has_its_own_name(tmp_path):
-    """With label smoothing, `loss` can then be compared with a held-out loss."""
+def test_metrics_log_contains_every_named_value_of_the_objective(tmp_path):
+    """With label smoothing, `loss` is comparable to a held-out loss."""
     log = RunLog(RunFolder(tmp_path), TextTraining(DecoderConfig()), None)
     log.update(1, 0.1, Measured({"loss": 2.5, "smoothed_loss": 3.5}, 1.0))
     (line,) = log.flush({})
     assert (line["loss"], line["smoothed_loss"]) == (2.5, 3.5)
 
 
-def test_services_receive_the_metrics(tmp_path, monkeypatch):
+def test_trackio_and_wandb_receive_the_metrics(tmp_path, monkeypatch):
     """Only numbers are sent, through the interface that trackio and wandb share."""
     told = []
     service = SimpleNamespace(
@@ -75,7 +75,7 @@ def test_services_receive_the_metrics(tmp_path, monkeypatch):
     assert told == [("init", "a run", 5), (1, first), (2, second), "finish"]
 
 
-def test_folders_of_one_name_are_two_runs_and_a_resumed_run_is_one(tmp_path, monkeypatch):
+def test_trackers_resume_a_run_and_distinguish_runs_of_equal_folder_name(tmp_path, monkeypatch):
     begun = []
     service = SimpleNamespace(init=lambda **run: begun.append(run), log=None, finish=None)
     monkeypatch.setitem(sys.modules, "wandb", service)
@@ -86,8 +86,8 @@ def test_folders_of_one_name_are_two_runs_and_a_resumed_run_is_one(tmp_path, mon
     assert here == again and here[0] != there[0] and here[1] != there[1]
 
 
-def test_a_failing_tracker_does_not_end_the_run(tmp_path):
-    """One warning names the tracker, and metrics.jsonl is complete."""
+def test_failing_experiment_tracker_does_not_end_the_run(tmp_path):
+    """A warning names the tracker, and metrics.jsonl stays complete."""
     told = []
 
     def fail(step, figures):
@@ -97,16 +97,14 @@ def test_a_failing_tracker_does_not_end_the_run(tmp_path):
     folder = RunFolder(tmp_path)
     log = RunLog(folder, TextTraining(DecoderConfig()), None)
     log._trackers.append(Tracker("a service", fail, lambda: None))
-    with pytest.warns(
-        UserWarning, match="a service failed and receives no more metrics: no network"
-    ):
+    with pytest.warns(UserWarning, match="a service failed and was switched off: no network"):
         for step, measured in enumerate(MEASURED, 1):
             log.update(step, 0.1, measured)
         log.flush({})
     assert told == [1] and len(folder.read_metrics()) == 2
 
 
-def test_a_non_finite_score_is_listed_and_omitted():
+def test_log_replaces_a_non_finite_held_out_loss_by_its_name():
     line = finite({"step": 3, **score_line("bleu", Score(float("nan"), 0.0, 7))})
     assert line == {"step": 3, "bleu": 0.0, "scored": 7, "not_finite": ["held_out_loss"]}
 
@@ -128,7 +126,7 @@ def test_tensorboard_receives_the_metrics(tmp_path):
     assert found["tokens_per_second"] == [(2, 7.0)]
 
 
-def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
+def test_experiment_tracker_that_is_not_installed_is_rejected(monkeypatch):
     monkeypatch.setattr("jaxformer.training.log.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="wandb is not installed; pip install wandb"):
+    with pytest.raises(ValueError, match="wandb is not installed; run: pip install wandb"):
         require_trackers(("wandb",))

@@ -1,4 +1,4 @@
-"""LoRA adapters: initial values, merging, gradients, checkpoints and the choice of kernels."""
+"""LoRA adapters: initial values, merging, gradients, checkpoints and selection of kernels."""
 
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,7 @@ by_operation = pytest.mark.parametrize("name", mostly_slow(list(MODELS), "lstm")
 
 
 def drawn(model, lora=LORA, seed=0):
-    """Returns random (parameters, the same with updates, in which B is not 0)."""
+    """Returns random parameters, and the same parameters with LoRA updates whose B is not 0."""
     base = tiny.weights(model, seed)["params"]
     adapter, frozen = partition(adapt(jax.random.key(seed), base, lora))
     rng = np.random.default_rng(seed)
@@ -47,17 +47,17 @@ def logits_of(model, params, seed=0):
 
 
 @by_operation
-def test_an_update_changes_nothing_at_first(name):
-    """B is 0, so the logits equal those of the base exactly, for any choice of adapted kernels.
+def test_an_initial_lora_update_does_not_change_the_logits(name):
+    """The initial B is 0, so the logits equal the base model's exactly, for any adapted kernels.
 
     The operations run one by one, because XLA may round norms differently in two compiled programs.
     """
     model = tiny.build(**MODELS[name])
     base = tiny.weights(model, 0)["params"]
     wide = [path for path in flat_maps(base) if flat(base)[f"{path}/kernel"].shape[-1] > 1]
-    every = {path.rpartition("/")[2] for path in wide}  # a gate has 1 output, less than the rank
+    every = {path.rpartition("/")[2] for path in wide}  # a gate's 1 output is less than the rank
     for maps in (None, ",".join(sorted(every))):
-        lora = replace(LORA, lora_maps=maps)
+        lora = replace(LORA, lora_target_modules=maps)
         adapted = adapt(jax.random.key(0), base, lora)
         with jax.disable_jit():
             found, wanted = (logits_of(model, params) for params in (adapted, base))
@@ -69,8 +69,8 @@ def flat_maps(params):
 
 
 @each_kind
-def test_merged_is_unmerged(name):
-    """Updates that are merged into the weights give the same logits as separate ones."""
+def test_merging_lora_weights_does_not_change_the_logits(name):
+    """Merging the updates into the weights does not change the logits."""
     model = tiny.build(**MODELS[name])
     base, adapted = drawn(model)
     tiny.close(
@@ -78,8 +78,8 @@ def test_merged_is_unmerged(name):
     )
 
 
-def test_gradients_are_projections_of_the_dense_gradient():
-    """For L(W + s A B): dA = s dW Bᵀ and dB = s Aᵀ dW, in float64, and no other gradient."""
+def test_lora_gradients_are_projections_of_the_dense_gradient():
+    """For L(W + s A B): dA = s dW Bᵀ and dB = s Aᵀ dW, in float64. Other gradients do not exist."""
     base, adapted = drawn(MODEL)
     batch = Batch(*(jnp.asarray(tiny.tokens(seed, 2, 8)) for seed in (0, 1)))
     adapter, _ = partition(adapted)
@@ -102,8 +102,8 @@ def test_gradients_are_projections_of_the_dense_gradient():
             np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-4 * abs(wanted).max())
 
 
-def test_the_adapter_alone_is_learnt_and_saved():
-    """Updates leave the base unchanged, bit for bit, and the scored weights have the adapter.
+def test_only_the_adapter_is_trained_and_saved():
+    """Training leaves the base weights bit-identical, and evaluation uses the adapter.
 
     A checkpoint holds only the adapter and its optimizer state.
     """
@@ -128,7 +128,7 @@ def test_the_adapter_alone_is_learnt_and_saved():
     size = sum(x.size for x in jax.tree.leaves(learnt))
     assert size == sum(LORA.lora_rank * sum(base_shape[-2:]) for base_shape in adapted_shapes(base))
     saved = sum(x.size for x in jax.tree.leaves(state.parts()))
-    assert saved < 3 * size + 10  # the adapter and two moments; a key and two counts
+    assert saved < 3 * size + 10  # the adapter, its two moments, a key and two counters
     again = init_state(MODEL, optimizer, 1, tiny.weights(MODEL, 0)["params"], lora=LORA)
     restored = again.restored(20, *state.parts())
     for one, other in zip(*map(jax.tree.leaves, (restored, state)), strict=True):
@@ -152,19 +152,22 @@ def adapted_shapes(base):
         ("encoder/blocks/attention/query", ["encoder/blocks/attention"]),
     ],
 )
-def test_kernels_are_selected_by_the_ends_of_their_paths(maps, found):
+def test_lora_target_modules_select_kernels_by_the_end_of_their_path(maps, found):
     shapes = shape_tree(tiny.build(**MODELS["encoder-decoder"]))
-    paths = adapted_maps(shapes, replace(LORA, lora_maps=maps))
+    paths = adapted_maps(shapes, replace(LORA, lora_target_modules=maps))
     assert {path.rpartition("/")[0] for path in paths} == set(found)
     names = {path.rpartition("/")[2] for path in paths}
     assert names == ({"query"} if maps and "value" not in maps else {"query", "value"})
 
 
-def test_a_map_that_is_not_there_is_refused_with_those_that_are():
+def test_an_unknown_lora_target_is_rejected_with_a_list_of_targets():
     shapes = shape_tree(tiny.build(kind=RecurrentConfig))
-    said = error_of(adapted_maps, shapes, replace(LORA, lora_maps="input,query"))
-    assert said == "lora_maps names 'query'; the maps of this model are input, state"
+    said = error_of(adapted_maps, shapes, replace(LORA, lora_target_modules="input,query"))
+    assert (
+        said
+        == "lora_target_modules has 'query', but the linear layers of this model are input, state"
+    )
     assert adapted_maps(shapes, LORA)[:2] == ["blocks/recurrent/input", "blocks/recurrent/state"]
     shapes = shape_tree(MODEL)
     said = error_of(adapted_maps, shapes, replace(LORA, lora_rank=9))
-    assert said == "lora_rank is 9; of blocks/attention/query it is at most 8"
+    assert said == "lora_rank is 9; for blocks/attention/query it must be at most 8"

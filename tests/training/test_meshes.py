@@ -16,7 +16,7 @@ from jaxformer.models.parameters import init
 from tests.slow import mostly_rare
 
 PROJECT = Path(__file__).parents[2]
-QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # most of the time is compilation
+QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compilation takes most of the time
 ON_ONE = {"XLA_FLAGS": "", "NPROC": "2", **QUICKLY}
 AS_USERS_DO = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
 ON_EIGHT = {**AS_USERS_DO, **QUICKLY}
@@ -49,10 +49,10 @@ def run(*words, cwd=None, devices=ON_EIGHT):
         *(("decoder", MESH), *((kind, MESH) for kind in HYBRIDS)),
     ),
 )
-def test_a_mesh_computes_the_same_as_one_device(kind, mesh):
+def test_training_and_decoding_on_a_mesh_equal_one_device(kind, mesh):
     """The losses of 20 updates, the gradients and the generated tokens are equal.
 
-    The partitioner gives no warning, such as that it must gather an array to shard it differently.
+    XLA's partitioner prints no warning, for example about gathering an array to reshard it.
     """
     words = ["experiments/meshes.py", "--kinds", kind, "--meshes", mesh]
     done = run(*words, cwd=PROJECT)
@@ -69,8 +69,9 @@ def test_a_mesh_computes_the_same_as_one_device(kind, mesh):
         ("decoder", "tensor=8"),
     ),
 )
-def test_indivisible_sizes_compute_the_same_as_one_device(kind, mesh):
-    """Five heads and a vocabulary of 65: the batch is sharded instead."""
+def test_training_with_indivisible_sizes_on_a_mesh_equals_one_device(kind, mesh):
+    """With five heads and a vocabulary of 65, the batch is sharded instead of heads and
+    vocabulary."""
     words = ["experiments/meshes.py", "--odd", "--kinds", kind, "--meshes", mesh]
     done = run(*words, cwd=PROJECT)
     assert done.returncode == 0, done.stderr
@@ -91,7 +92,7 @@ def test_indivisible_sizes_compute_the_same_as_one_device(kind, mesh):
         (("mixtral", "qwen2-moe"), "data=2,expert=4"),
     ),
 )
-def test_a_family_trains_on_a_mesh_as_on_one_device(families, mesh):
+def test_training_a_model_family_on_a_mesh_equals_one_device(families, mesh):
     """The losses of 100 updates, the gradients and the generated tokens are equal."""
     words = ["experiments/meshes.py", "--kinds", *families, "--meshes", mesh, "--steps", "100"]
     done = run(*words, cwd=PROJECT)
@@ -103,11 +104,11 @@ def test_a_family_trains_on_a_mesh_as_on_one_device(families, mesh):
         assert found["losses"] < 1e-5 and found["gradients"] < 1e-5 and found["same tokens"]
 
 
-def test_what_is_exchanged_is_what_the_placement_needs():
-    """The compiled step of a decoder with two layers has only the necessary collectives.
+def test_compiled_training_step_has_no_superfluous_collectives():
+    """The compiled step of a two-layer decoder has only the necessary collectives.
 
-    Over `tensor`: two all-reduces per layer in each direction, and those of the embedding and the
-    head. Over `fsdp`: one gather per matrix. Only embedding lookups use permutations.
+    Over `tensor`: two all-reduces per layer and direction, and those of the embedding and the head.
+    Over `fsdp`: one gather per matrix. Only embedding lookups use permutations.
     """
     words = ["experiments/meshes.py", "--exchanges", "--meshes", "tensor=8", "fsdp=8"]
     done = run(*words, cwd=PROJECT, devices=AS_USERS_DO)
@@ -123,7 +124,7 @@ def test_what_is_exchanged_is_what_the_placement_needs():
 
 INT8 = """
 import jax, jaxformer as jf
-from jaxformer.models.mesh import make_mesh
+from jaxformer.models.sharding.parameters import make_mesh
 tokens = jax.random.randint(jax.random.key(1), (8, 8), 0, 64)
 said = []
 for sizes in ({"data": 2, "fsdp": 2, "tensor": 2}, None):
@@ -138,7 +139,7 @@ assert abs(said[0][0] - said[1][0]).max() < 1e-5 and (said[0][1] == said[1][1]).
 """
 
 
-def test_quantised_weights_work_on_a_mesh(tmp_path):
+def test_int8_model_has_the_same_logits_and_tokens_on_a_mesh(tmp_path):
     """This includes the embedding table, whose looked-up vectors are sharded like the batch."""
     config = DecoderConfig(vocab_size=64, max_length=32, num_layers=1, embed_dim=32, num_heads=4)
     model = jf.build(config)
@@ -160,8 +161,8 @@ def losses(folder):
 
 PAIR_SETTINGS = (
     "--model encoder-decoder --preset tiny --vocab-size 300 --max-length 32 --embed-dim 32 "
-    "--num-heads 4 --num-layers 1 --batch-tokens 200 --lengths 1 --accumulate 2 --dropout 0.1 "
-    "--steps 6 --checkpoint-every 3 --evaluate-every 3 --evaluation-pairs 8"
+    "--num-heads 4 --num-layers 1 --batch-tokens 200 --lengths 1 --gradient-accumulation-steps 2 "
+    "--dropout 0.1 --steps 6 --checkpoint-every 3 --evaluate-every 3 --evaluation-pairs 8"
 ).split()
 
 
@@ -172,10 +173,10 @@ PAIR_SETTINGS = (
         pytest.param("pairs.tsv", ["--source", "pairs.tsv"], PAIR_SETTINGS, marks=pytest.mark.rare),
     ],
 )
-def test_a_run_resumes_on_another_mesh(tmp_path, name, given, settings):
-    """A run on eight devices continues on another mesh of eight and on one device.
+def test_run_can_be_resumed_on_another_mesh(tmp_path, name, given, settings):
+    """A run on eight devices continues on a different mesh of eight devices, and on one device.
 
-    The losses equal those of a run on one device, and one device loads what eight devices saved.
+    The losses equal a run on one device, and one device loads what eight devices saved.
     """
     line = "def f{0}(x):\n    return x * {0}\n" if name == "text.py" else "{0} and one\t{0} + 1\n"
     (tmp_path / name).write_text("".join(map(line.format, range(600))))
@@ -201,16 +202,22 @@ def test_a_run_resumes_on_another_mesh(tmp_path, name, given, settings):
 
 
 @pytest.mark.rare
-def test_an_adapter_trains_on_a_mesh(tmp_path):
-    """An adapter with an average trains on eight devices with the losses of one device.
+def test_lora_adapter_training_on_a_mesh_equals_one_device(tmp_path):
+    """An adapter with an average has the same losses on eight devices as on one device.
 
-    One device saved the frozen weights. The adapter is sharded like them. One device loads what
-    eight devices saved.
+    One device saved the frozen weights. The adapter is sharded like the frozen weights. One device
+    loads what eight devices saved.
     """
     text = "".join(f"def f{i}(x):\n    return x * {i}\n" for i in range(600))
     (tmp_path / "text.py").write_text(text)
-    tune = ["text.py", "--from", "base", "--lora-rank", "2", "--average-decay", "0.9"]
-    tune += ["--lora-maps", "query,output,up,down", "--learning-rate", "0.01", *SETTINGS[-12:]]
+    tune = ["text.py", "--init-from", "base", "--lora-rank", "2", "--ema-decay", "0.9"]
+    tune += [
+        "--lora-target-modules",
+        "query,output,up,down",
+        "--learning-rate",
+        "0.01",
+        *SETTINGS[-12:],
+    ]
     for devices, words in (
         (ON_ONE, ["text.py", *SETTINGS, "--out", "base"]),
         (ON_ONE, [*tune, "--out", "one"]),
@@ -229,23 +236,26 @@ def test_an_adapter_trains_on_a_mesh(tmp_path):
     [
         (
             ["--mesh", "fsdp=4"],
-            "mesh is data=1,fsdp=4,expert=1,tensor=1, 4 devices; there are 8 (cpu)",
+            "mesh is data=1,fsdp=4,expert=1,tensor=1, which needs 4 devices; there are 8 (cpu)",
         ),
         (
             ["--mesh", "data=8", "--batch-size", "12"],
             "batch_size is 12; it must be a multiple of data",
         ),
-        (["--mesh", "fsdp=8", "--embed-dim", "36"], "36 does not divide by fsdp=8"),
-        (["--mesh", "tensor=8", "--mlp-dim", "36"], "36 does not divide by tensor=8"),
-        (["--mesh", "expert=8"], "mesh has expert=8, but the model has no experts"),
+        (["--mesh", "fsdp=8", "--embed-dim", "36"], "36 is not divisible by fsdp=8"),
+        (["--mesh", "tensor=8", "--mlp-dim", "36"], "36 is not divisible by tensor=8"),
+        (
+            ["--mesh", "expert=8"],
+            "mesh has expert=8, but must have expert=1 for a model without experts",
+        ),
         (
             ["--mesh", "expert=8", "--num-experts", "6"],
-            "6 does not divide by expert=8",
+            "6 is not divisible by expert=8",
         ),
         (["--mesh", "model=8"], "the axes are data, fsdp, expert, tensor"),
     ],
 )
-def test_a_mesh_that_does_not_fit_is_refused(tmp_path, words, message):
+def test_train_rejects_a_mesh_incompatible_with_devices_or_model(tmp_path, words, message):
     (tmp_path / "text.py").write_text("def f(x):\n    return x\n" * 2000)
     done = run(
         "-m", "jaxformer", "train", "text.py", *SETTINGS, "--out", "run", *words, cwd=tmp_path

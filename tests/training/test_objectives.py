@@ -15,6 +15,7 @@ from jaxformer.training.batch import Batch
 from jaxformer.training.objectives import CrossEntropy, Objective, Sums, read_batch
 from jaxformer.training.step import init_state, make_step
 from tests.errors import error_of
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -24,6 +25,9 @@ TASKS = {
     "next tokens": MODEL,
     "masked tokens": jf.Encoder(jf.EncoderConfig(**SIZES, num_heads=2)),
     "pairs": jf.RecurrentEncoderDecoder(jf.RecurrentEncoderDecoderConfig(**SIZES)),
+    "frames": jf.RecurrentEncoderDecoder(
+        jf.RecurrentEncoderDecoderConfig(**SIZES, source_features=3)
+    ),
 }
 GRADIENT = optax.sgd(1.0)  # an update subtracts the gradient
 LENGTHS = (6, 5, 1, 0, 2, 2)  # three micro-batches of 11, 1 and 4 targets
@@ -34,13 +38,16 @@ def random_batch(model, micro=3):
     random = np.random.default_rng(0)
     inputs, targets, source = random.integers(1, 13, (3, len(LENGTHS), 6)).astype(np.int32)
     weights = (np.arange(6) < np.asarray(LENGTHS)[:, None]).astype(np.float32)
-    source = source if model.config.reads_source else None
+    if not model.config.reads_source:
+        source = None
+    elif (features := model.config.source_features) is not None:
+        source = random.normal(size=(*source.shape, features)).astype(np.float32)
     batch = Batch(inputs, targets, weights, source=source)
     return jax.tree.map(lambda x: x.reshape(micro, -1, *x.shape[1:]), batch)
 
 
 def whole(batch):
-    """Returns the micro-batches as one batch."""
+    """Concatenates micro-batches into one batch."""
     return jax.tree.map(lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:]), batch)
 
 
@@ -52,7 +59,7 @@ def update_of(model, batch, objective):
 
 
 def reference(model, loss):
-    """Returns a loss of the initial parameters and its gradient, by JAX alone."""
+    """Returns a loss at the initial parameters and its gradient, computed by JAX alone."""
     return jax.jit(jax.value_and_grad(loss))(init_state(model, GRADIENT, 0).params)
 
 
@@ -60,9 +67,9 @@ def assert_close(found, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, wanted)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("smoothing", mostly_slow([0.0, 0.1], 0.1))
 @pytest.mark.parametrize("task", TASKS)
-def test_an_update_has_the_gradient_of_the_mean_over_all_counted_targets(task, smoothing):
+def test_micro_batches_have_the_gradient_of_the_mean_over_all_targets(task, smoothing):
     model, batch = TASKS[task], random_batch(TASKS[task])
     inputs, targets, weights, _, source, _ = whole(batch)
 
@@ -77,7 +84,7 @@ def test_an_update_has_the_gradient_of_the_mean_over_all_counted_targets(task, s
 
 
 class Sequences(NamedTuple):
-    """A batch type of this file."""
+    """A batch type that a user's file defines."""
 
     tokens: jax.Array
     counts: jax.Array
@@ -85,7 +92,7 @@ class Sequences(NamedTuple):
 
 @dataclass(frozen=True)
 class SquaredLogits(Objective[Sequences]):
-    """A user's objective: the mean squared logit of the counted positions."""
+    """A user's objective: the mean squared logit at the counted positions."""
 
     batch_type = Sequences
     power: int = 2
@@ -107,8 +114,8 @@ def sequences(micro=3):
     return Sequences(batch.inputs, batch.weights.sum(-1).astype(np.int32))
 
 
-def test_an_objective_of_a_users_file_has_the_gradient_of_the_whole_batch():
-    """Its class knows nothing of micro-batches or of the scale of the gradient."""
+def test_micro_batches_do_not_change_gradient_of_user_defined_objective():
+    """The objective's class handles neither micro-batches nor the scale of the gradient."""
     objective, one = SquaredLogits(), whole(sequences())
     measured, gradient = update_of(MODEL, sequences(), objective)
 
@@ -121,8 +128,9 @@ def test_an_objective_of_a_users_file_has_the_gradient_of_the_whole_batch():
     np.testing.assert_allclose(measured.figures["largest"], largest / sum(LENGTHS), rtol=1e-5)
 
 
-def test_the_outputs_of_layers_are_added_to_the_loss_only_if_named(monkeypatch):
-    """`Forward.auxiliary` reaches the objective, with the scale of the other losses."""
+@pytest.mark.slow
+def test_auxiliary_losses_are_added_only_if_the_objective_uses_them(monkeypatch):
+    """`Forward.auxiliary` reaches the objective and has the same scale as other losses."""
 
     def with_penalty(*arguments):
         passed = read_batch(*arguments)
@@ -145,10 +153,11 @@ def test_the_outputs_of_layers_are_added_to_the_loss_only_if_named(monkeypatch):
     assert_close(measured.loss + 0.5 * measured.figures["penalty"], mean(params))
     _, gradient = update_of(MODEL, batch, CrossEntropy())
     assert_close(gradient, reference(MODEL, lambda params: mean(params, 0))[1])
-    unknown = CrossEntropy(auxiliary=(("balance", 1.0),))
-    assert "auxiliary has 'balance'; the layers of this model have: penalty" in error_of(
-        update_of, MODEL, batch, unknown
+    message = (
+        "auxiliary has 'balance'; the layers of the model return the auxiliary losses: penalty"
     )
+    unknown = CrossEntropy(auxiliary=(("balance", 1.0),))
+    assert message in error_of(update_of, MODEL, batch, unknown)
 
 
 @dataclass(frozen=True)
@@ -164,14 +173,14 @@ FLAT = Batch(*(np.zeros((2, 6), np.int32),) * 2)
 UNEQUAL = sequences()._replace(counts=np.zeros((2, 2), np.int32))
 WRONG = {
     "objective is 0.1; it must be an Objective such as CrossEntropy()": (0.1, random_batch(MODEL)),
-    "which has no hash": (WithArray(), sequences()),
-    "batch is a Batch; the objective SquaredLogits takes a Sequences": (
+    "which is not hashable": (WithArray(), sequences()),
+    "batch is a Batch, but the objective SquaredLogits needs a Sequences": (
         SquaredLogits(),
         random_batch(MODEL),
     ),
-    "targets has shape (6,); a micro-batch has targets [batch, length]": (CrossEntropy(), FLAT),
-    "batch has arrays of shapes (3, 2, 6), (2, 2); all must have the micro-batches along their "
-    "first axis": (SquaredLogits(), UNEQUAL),
+    "targets has shape (6,); it must be [batch, length] in a micro-batch": (CrossEntropy(), FLAT),
+    "batch has arrays of shapes (3, 2, 6), (2, 2); the first axis of each array must be the number "
+    "of micro-batches": (SquaredLogits(), UNEQUAL),
     "the objective SquaredLogits returned loss of shape (2,); it must be a scalar": (
         SquaredLogits(result=lambda total: Sums(jnp.stack([total, total]))),
         sequences(),
@@ -180,7 +189,7 @@ WRONG = {
         SquaredLogits(result=lambda total: Sums(total.astype(jnp.int32))),
         sequences(),
     ),
-    "the objective SquaredLogits returned an array; loss must return Sums(loss)": (
+    "the objective SquaredLogits returned an array; its method `loss` must return a Sums": (
         SquaredLogits(result=lambda total: total),
         sequences(),
     ),
@@ -188,7 +197,7 @@ WRONG = {
         SquaredLogits(result=lambda total: Sums(total, {"right": total[None]})),
         sequences(),
     ),
-    "returned a figure 'step'; choose another name": (
+    "`figures` have the key 'step'; choose another key": (
         SquaredLogits(result=lambda total: Sums(total, {"step": total})),
         sequences(),
     ),
@@ -197,8 +206,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_a_wrong_objective_or_batch_is_rejected_by_name(message):
-    """The error comes while the step is traced, before anything is computed."""
+def test_training_step_raises_error_that_names_invalid_objective_or_batch(message):
+    """Tracing the step raises the error, before any computation."""
     objective, batch = WRONG[message]
 
     def traced():

@@ -35,20 +35,20 @@ OPTIMIZERS |= {
 
 
 @pytest.mark.parametrize("name", mostly_slow(OPTIMIZERS, "prodigy", "mechanize", "momo", "sam"))
-def test_every_optimizer_makes_three_steps(name):
-    """A step donates the whole state, so no buffer may occur in it twice."""
+def test_every_optax_optimizer_makes_three_training_steps(name):
+    """A step donates the whole state, so a buffer must not occur in the state twice."""
     model, optimizer = jf.build(MODEL), OPTIMIZERS[name]()
-    rows = np.random.default_rng(0).integers(0, 7, (1, 2, 5)).astype(np.int32)
+    sequences = np.random.default_rng(0).integers(0, 7, (1, 2, 5)).astype(np.int32)
     state, step = init_state(model, optimizer, 0), make_step(model, optimizer)
     for number in range(1, 4):
-        state, _ = step(state, Batch(rows[..., :-1], rows[..., 1:]), np.float32(1.0))
+        state, _ = step(state, Batch(sequences[..., :-1], sequences[..., 1:]), np.float32(1.0))
         assert state.step == number
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.params))
 
 
-def test_an_optimizer_that_needs_further_arguments_is_refused():
+def test_optax_optimizer_that_needs_extra_arguments_is_rejected():
     model, optimizer = jf.build(MODEL), optax.lbfgs()
-    rows = np.zeros((1, 2, 4), np.int32)
+    sequences = np.zeros((1, 2, 4), np.int32)
     state, step = init_state(model, optimizer, 0), make_step(model, optimizer)
-    with pytest.raises(ValueError, match=r"arguments that make_step does not have.*value_fn"):
-        step(state, Batch(rows, rows))
+    with pytest.raises(ValueError, match=r"arguments that make_step does not pass.*value_fn"):
+        step(state, Batch(sequences, sequences))

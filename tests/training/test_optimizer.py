@@ -1,4 +1,4 @@
-"""The updates of the optimizers, and the schedule of the learning rate."""
+"""The updates of the optimizers, and the learning rate schedule."""
 
 import math
 from dataclasses import replace
@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from jaxformer.models.config import DecoderConfig
 from jaxformer.models.kinds import Decoder
-from jaxformer.models.mesh import make_mesh
 from jaxformer.models.parameters import init
+from jaxformer.models.sharding.parameters import make_mesh
 from jaxformer.training.config import OptimizerConfig
-from jaxformer.training.optimizer import Schedule, clipped_to, is_matrix, make_optimizer
+from jaxformer.training.optimizer import Schedule, clip_by_norm, is_matrix, make_optimizer
 from jaxformer.training.step import init_state, make_step, state_shardings
 from tests.training.test_step import arranged, random_batch
 
@@ -34,8 +34,8 @@ def params():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_decay_is_for_matrices_alone(name, params):
-    """Stacked biases and scales have two axes; by rank they would be matrices."""
+def test_weight_decay_applies_to_matrices_only(name, params):
+    """Stacked biases and scales have two axes, so a rule by rank would take them for matrices."""
     for path, decays in jax.tree_util.tree_leaves_with_path(is_matrix(params)):
         assert decays == (path[-1].key in ("kernel", "tokens", "positions")), path
     optimizer = make_optimizer(OptimizerConfig(optimizer=name))
@@ -50,7 +50,7 @@ def test_decay_is_for_matrices_alone(name, params):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_state_is_sharded_like_its_parameters(name):
-    """The moments of a kernel have its sharding; Muon keeps those of other parameters apart."""
+    """A kernel's moments have the kernel's sharding, also in Muon's separate state."""
     mesh, optimizer = make_mesh({}), make_optimizer(OptimizerConfig(optimizer=name))
     shapes = jax.eval_shape(lambda: init_state(Decoder(CONFIG), optimizer, 0))
     where = state_shardings(Decoder(CONFIG), mesh, shapes)
@@ -71,8 +71,8 @@ def test_optimizer_state_is_sharded_like_its_parameters(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_learns_at_its_default_learning_rate(name):
-    """It learns a batch by heart, Lion slowly."""
+def test_every_optimizer_reduces_the_loss_at_its_default_learning_rate(name):
+    """Each optimizer overfits a single batch, Lion more slowly."""
     config, model = OptimizerConfig(optimizer=name, warmup_steps=10), Decoder(CONFIG)
     optimizer, batch = make_optimizer(config), arranged(random_batch(0, [8, 5]), 1)
     state, step, losses = init_state(model, optimizer, 0), make_step(model, optimizer), []
@@ -83,10 +83,11 @@ def test_every_optimizer_learns_at_its_default_learning_rate(name):
 
 
 @pytest.mark.slow
-def test_muon_steps_are_orthogonal_kernel_by_kernel():
+def test_muon_updates_of_each_kernel_are_nearly_orthogonal():
     """The update of each kernel, alone or in a stack, has similar singular values.
 
-    None is below half the largest one. All entries of a bias take a step of one size, as in Adam.
+    Every singular value is at least half the largest. The entries of a bias change by equal
+    amounts, as in Adam.
     """
     shapes = {"kernel": (16, 24), "bias": (2, 24), "stack": {"kernel": (3, 16, 24)}}
     params = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda x: type(x) is tuple)
@@ -102,13 +103,13 @@ def test_muon_steps_are_orthogonal_kernel_by_kernel():
 
 @given(seed=st.integers(0, 99), size=st.sampled_from([0.0, 1e-3, 0.9, 1.1, 1e3]))
 def test_gradients_are_clipped_as_optax_clips_them(seed, size):
-    """Below the largest norm they are unchanged, above it they have that norm."""
+    """Gradients below the limit are unchanged; other gradients are scaled to the limit."""
     rng = np.random.default_rng(seed)
     gradients = {"kernel": rng.normal(size=(4, 3)), "bias": rng.normal(size=3)}
     gradients = jax.tree.map(jnp.float32, gradients)
     scale = size * 2.5 / optax.tree.norm(gradients)
     gradients = jax.tree.map(lambda g: g * scale, gradients)
-    ours, theirs = clipped_to(2.5), optax.clip_by_global_norm(2.5)
+    ours, theirs = clip_by_norm(2.5), optax.clip_by_global_norm(2.5)
     found, expected = (clip.update(gradients, clip.init(gradients))[0] for clip in (ours, theirs))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
     norm = optax.tree.norm(found)
@@ -117,8 +118,8 @@ def test_gradients_are_clipped_as_optax_clips_them(seed, size):
 
 
 @pytest.mark.slow
-def test_the_learning_rate_multiplies_the_updates():
-    """Steps with explicit rates equal those of optax's AdamW with a built-in schedule."""
+def test_explicit_learning_rates_give_the_updates_of_an_optax_schedule():
+    """Steps with explicit learning rates equal optax's AdamW with a built-in schedule."""
     config, model = OptimizerConfig(warmup_steps=2, weight_decay=0.3), Decoder(CONFIG)
     schedule = Schedule(config, 6)
     inside = optax.chain(
@@ -143,8 +144,8 @@ def test_the_learning_rate_multiplies_the_updates():
 
 @pytest.mark.parametrize("kind", SCHEDULES)
 @given(warmup=st.integers(0, 30), steps=st.integers(1, 120))
-def test_the_schedule_warms_up_and_decays_to_the_final_fraction(kind, warmup, steps):
-    """The warm-up is shortened to the run minus one step."""
+def test_learning_rate_warms_up_and_decays_to_the_final_fraction(kind, warmup, steps):
+    """If the run is too short, the warm-up takes all steps except one."""
     config = OptimizerConfig(
         learning_rate=2.0, warmup_steps=warmup, final_fraction=0.25, schedule=kind
     )
@@ -161,10 +162,10 @@ def test_the_schedule_warms_up_and_decays_to_the_final_fraction(kind, warmup, st
 
 
 @given(warmup=st.integers(0, 999), fraction=st.floats(0, 1, exclude_min=True))
-def test_decay_fraction_is_a_fraction_of_the_whole_run(warmup, fraction):
-    """`decay_fraction` is a share of all steps, including the warm-up.
+def test_decay_fraction_is_relative_to_all_steps_of_the_run(warmup, fraction):
+    """`decay_fraction` is a fraction of all steps, including the warm-up.
 
-    A fraction larger than the rest of the run starts its decay at the end of the warm-up.
+    If the fraction exceeds the rest of the run, the decay starts at the end of the warm-up.
     """
     config = OptimizerConfig(
         schedule="warmup-stable-decay",
@@ -191,12 +192,12 @@ def test_decay_fraction_is_a_fraction_of_the_whole_run(warmup, fraction):
     resumed=st.integers(0, 100),
     seed=st.integers(0, 99),
 )
-def test_the_learning_rate_changes_smoothly_whatever_the_updates_last(
+def test_learning_rate_changes_smoothly_however_long_updates_take(
     kind, warmup, steps, longest, resumed, seed
 ):
-    """It rises by at most one step of the warm-up, also after a resumed run gets a later end.
+    """The rate rises by at most one step of the warm-up, even if a resumed run gets a later end.
 
-    Its fall is at most proportional to the share of the run that the last update took.
+    The rate falls at most in proportion to the fraction of the run that the last update took.
     """
     config = OptimizerConfig(learning_rate=2.0, warmup_steps=warmup, schedule=kind)
     schedule, seconds, last, share = Schedule(config, steps, 1.0), 0.0, None, 0.0
@@ -219,7 +220,7 @@ def test_the_learning_rate_changes_smoothly_whatever_the_updates_last(
 
 
 @given(steps=st.integers(2, 200), warmup=st.integers(0, 50))
-def test_the_cosine_is_optax_own(steps, warmup):
+def test_the_cosine_schedule_equals_optax(steps, warmup):
     config = OptimizerConfig(warmup_steps=warmup)
     warmup = min(warmup, steps - 1)
     theirs = optax.warmup_cosine_decay_schedule(

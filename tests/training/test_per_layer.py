@@ -1,4 +1,4 @@
-"""Optimizers with a rule per array treat stacked layers like separate arrays."""
+"""`per_layer` updates stacked layers as if their arrays were separate."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ RULES = {
 
 
 def drawn(seed, scales=(0.01, 1.0, 30.0)):
-    """Arrays of two stacks, whose layers differ in scale, and arrays outside them."""
+    """Returns arrays of two stacks, whose layers differ in scale, and arrays outside of stacks."""
     rng = np.random.default_rng(seed)
 
     def stack(*scales):
@@ -68,7 +68,7 @@ def separated(tree):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_stacked_layers_are_updated_like_separate_arrays(name):
+def test_per_layer_optimizer_updates_stacked_layers_like_separate_arrays(name):
     mapped, alone = per_layer(RULES[name]()), RULES[name]()
     params = drawn(0)
     separate = separated(params)
@@ -86,7 +86,7 @@ def test_stacked_layers_are_updated_like_separate_arrays(name):
         params, separate = optax.apply_updates(params, updates), optax.apply_updates(separate, own)
 
 
-def test_extra_arguments_reach_each_layer():
+def test_per_layer_optimizer_passes_extra_arguments_to_each_layer():
     optimizer = per_layer(optax.contrib.reduce_on_plateau(patience=0, cooldown=0, factor=0.5))
     params = drawn(0)
     state = optimizer.init(params)
@@ -101,8 +101,8 @@ MODELS["layers of two kinds"] = replace(MODELS["decoder"], num_experts=(0, 0, 2)
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_every_stack_of_a_model_is_known(kind):
-    """The arrays of a stacked tree have the layers first; the remaining arrays are of one layer."""
+def test_per_layer_optimizer_recognizes_every_stacked_layer_array(kind):
+    """Arrays in a stack have the layer as first axis. All other arrays belong to a single layer."""
     model = build(MODELS[kind])
     for path, leaf in jax.tree_util.tree_leaves_with_path(shape_tree(model)):
         is_vector = path[-1].key in ("bias", "scale")
@@ -114,7 +114,7 @@ def test_every_stack_of_a_model_is_known(kind):
 
 
 def test_adafactor_updates_each_layer_relative_to_its_own_size():
-    """The first update of a matrix has its root mean square times the learning rate."""
+    """The first update of a matrix is its root mean square times the learning rate."""
     params = drawn(0)
     optimizer = make_optimizer(OptimizerConfig(optimizer="adafactor", weight_decay=0.0))
     updates, _ = optimizer.update(drawn(1), optimizer.init(params), params)

@@ -1,9 +1,9 @@
-"""The picture of a run connects only scores of the same tokens."""
+"""The plot of a run connects only scores of the same tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.training.log import figure_of
+from jaxformer.training.log import plot_losses
 from jaxformer.training.tasks.task import Measure
 
 WHOLE = 1000
@@ -12,7 +12,7 @@ scores = st.tuples(st.sampled_from([100, 200]), st.sampled_from([None, WHOLE]))
 
 
 @given(evaluations=st.lists(scores, min_size=1, max_size=6))
-def test_a_curve_connects_scores_of_the_same_tokens(evaluations):
+def test_loss_curve_connects_only_losses_of_the_same_held_out_tokens(evaluations):
     """The curves are correct for runs that were resumed with other numbers of windows or steps.
 
     `evaluations` has (windows, whether all held-out text was scored) for each step.
@@ -31,7 +31,7 @@ def test_a_curve_connects_scores_of_the_same_tokens(evaluations):
             line |= {"part_scored": windows, "held_out_loss": whole + step, "scored": whole}
             drawn[WHOLE].append((step, whole + step))
         metrics.append(line)
-    figure = figure_of(metrics, Measure("bits_per_byte", "bits per byte"), {"gzip": 2.0}, WHOLE)
+    figure = plot_losses(metrics, Measure("bits_per_byte", "bits per byte"), {"gzip": 2.0}, WHOLE)
     lines = figure.axes[0].get_lines()
     found = [list(map(tuple, line.get_xydata().tolist())) for line in lines]
     assert sorted(found) == sorted(points for points in drawn.values() if points)

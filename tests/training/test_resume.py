@@ -1,4 +1,4 @@
-"""An interrupted and resumed run equals an uninterrupted one, bit for bit, on one core."""
+"""On one core, an interrupted and resumed run is bit-identical to an uninterrupted run."""
 
 import json
 import os
@@ -19,9 +19,9 @@ SETTINGS = (
     "--sample-tokens 0"
 ).split()
 
-QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # most of the time is compilation
+QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compilation takes most of the time
 
-# Set in the new process, because a hook between fork and exec makes JAX warn about the fork.
+# The new process sets its affinity, because a hook between fork and exec makes JAX warn.
 ON_ONE_CORE = """
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -31,7 +31,7 @@ sys.exit(main())
 
 
 class Runner:
-    """Starts `jaxformer train` in separate processes, on one core, with one cache."""
+    """Starts `jaxformer train` in separate processes, on one core, with a shared cache."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -80,11 +80,11 @@ def runner(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="cannot keep to one core here")
-def test_ended_and_resumed_equals_uninterrupted(runner):
-    """A run is killed after step 10, gets SIGINT after step 25 and SIGTERM after step 40.
+def test_a_run_resumed_after_signals_equals_an_uninterrupted_run(runner):
+    """A run is killed after step 10, interrupted after step 25 and terminated after step 40.
 
-    It is resumed each time. After SIGINT and SIGTERM it saves the current step and prints the
-    command to continue.
+    The run is resumed each time. After SIGINT and SIGTERM, the run saves the current step and
+    prints the command that continues it.
     """
     for words, step, end in (
         (["text.py", *SETTINGS], 10, signal.SIGKILL),
@@ -111,8 +111,8 @@ def test_ended_and_resumed_equals_uninterrupted(runner):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", mostly_rare([0.5, 3], 3))
-def test_killed_at_any_moment_and_resumed_equals_uninterrupted(runner, seconds):
-    """Kills by time also hit imports and the preparation of data."""
+def test_a_run_killed_at_any_time_and_resumed_equals_an_uninterrupted_run(runner, seconds):
+    """Random times also hit imports and the preparation of data."""
     run = f"killed-{seconds}"
     process = runner.start("text.py", *SETTINGS, "--out", run)
     time.sleep(seconds)
@@ -124,7 +124,7 @@ def test_killed_at_any_moment_and_resumed_equals_uninterrupted(runner, seconds):
 
 
 @pytest.mark.rare
-def test_ten_kills_and_every_damage_are_survived():
+def test_run_survives_ten_kills_and_detects_damaged_files():
     """Runs a small part of `experiments/survival.py` (200 kills and 1,000 damaged files)."""
     words = ["experiments/survival.py", "--kills", "10", "--flips", "30", "--seed", "1"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Names of run folders, and the search for the run that --resume continues."""
+"""Names of run folders, and how --resume finds the run to continue."""
 
 import json
 import os
@@ -40,11 +40,11 @@ def _inputs(text=(), source=None):
 
 
 @pytest.mark.parametrize(("text", "pair", "kind", "name"), NAMES)
-def test_a_run_is_named_after_its_text_and_its_kind(text, pair, kind, name):
+def test_run_name_is_derived_from_text_and_source_and_architecture(text, pair, kind, name):
     assert run_name(_inputs(text, **pair), kind) == name
 
 
-def test_a_folder_keeps_its_whole_name_and_a_tuned_run_has_a_suffix(tmp_path, monkeypatch):
+def test_run_is_named_after_its_text_with_a_suffix_for_fine_tuning(tmp_path, monkeypatch):
     (tmp_path / "corpus.v2").mkdir()
     monkeypatch.chdir(tmp_path / "corpus.v2")
     for path in (".", "../corpus.v2", tmp_path / "corpus.v2/"):
@@ -59,8 +59,8 @@ def test_a_folder_keeps_its_whole_name_and_a_tuned_run_has_a_suffix(tmp_path, mo
 @example("- rm -rf ~")
 @example("\ud800.txt")
 @example("字" * 300)
-def test_every_text_has_a_name_that_file_systems_accept(tmp_path_factory, text):
-    """The name is one path component, is not hidden and no flag, and a folder can have it."""
+def test_run_name_of_any_text_is_a_valid_folder_name(tmp_path_factory, text):
+    """The name is a single path component, neither hidden nor a flag, and a valid folder name."""
     name = run_name(_inputs([text]), "recurrent-encoder-decoder", tuned=True)
     assert Path(name).name == name and name[0] not in ".-" and len(name.encode()) < 200
     assert not any(character in name for character in " \"'\\/:*?<>|$`\n")
@@ -74,7 +74,7 @@ def make_run(path, kind="decoder", step=0, at=0, steps=60, minutes=None, seconds
     """Writes the files of a run of the tiny preset at `step`, with the modification time `at`."""
     folder = RunFolder(path)
     folder.path.mkdir(parents=True)
-    config = replace(training_preset("tiny", kind), steps=steps, minutes=minutes)
+    config = replace(training_preset("tiny", kind), steps=steps, max_minutes=minutes)
     write_run(folder, Inputs(), config)
     if step:
         progress = folder.checkpoints / str(step) / "progress/metadata"
@@ -100,7 +100,7 @@ RUN = st.fixed_dictionaries(
 
 @given(runs=st.lists(RUN, max_size=5, unique_by=lambda run: run["name"]), asked=RUN)
 def test_the_newest_unfinished_run_is_resumed(tmp_path_factory, runs, asked):
-    """The run may have any name, and any kind unless a kind is given."""
+    """The run may have any name, and any kind of model unless a kind is requested."""
     below = tmp_path_factory.mktemp("runs")
     for at, run in enumerate(runs):
         make_run(below / run["name"], run["kind"], run["step"], at=at)
@@ -115,10 +115,10 @@ def test_the_newest_unfinished_run_is_resumed(tmp_path_factory, runs, asked):
                 newest_unfinished(below, kind)
 
 
-def test_a_run_is_finished_after_its_limit_and_its_final_score(tmp_path):
+def test_run_without_its_last_evaluation_or_full_duration_is_unfinished(tmp_path):
     make_run(tmp_path / "by-time", step=7, steps=None, minutes=1.0, seconds=60.0, at=3)
     make_run(tmp_path / "by-steps", step=60, at=2)
-    with pytest.raises(ValueError, match=r"by-time is finished \(step 7\).*more --steps"):
+    with pytest.raises(ValueError, match=r"by-time finished at step 7.*raise --steps"):
         newest_unfinished(tmp_path)
     make_run(tmp_path / "unscored", step=60, at=1, scored=False)
     assert newest_unfinished(tmp_path).folder.path.name == "unscored"
@@ -126,8 +126,8 @@ def test_a_run_is_finished_after_its_limit_and_its_final_score(tmp_path):
     assert newest_unfinished(tmp_path).folder.path.name == "too-short"
 
 
-def test_folders_without_runs_and_runs_in_training_are_ignored(tmp_path):
-    """Saved and Hugging Face models and the base in the folder of an adapter are ignored."""
+def test_resume_ignores_other_folders_and_runs_that_are_being_trained(tmp_path):
+    """Saved models, Hugging Face models and the base model of an adapter are ignored."""
     wanted = make_run(tmp_path / "wanted", at=1)
     make_run(wanted.path / "base", at=9)
     model = json.loads(wanted.config.read_text())
@@ -143,7 +143,7 @@ def test_folders_without_runs_and_runs_in_training_are_ignored(tmp_path):
         assert not wanted.lock.exists()
         wanted.config.unlink()
         (wanted.path / "base/config.json").unlink()
-        with pytest.raises(ValueError, match="training is being trained by another process"):
+        with pytest.raises(ValueError, match="another process is training in"):
             newest_unfinished(tmp_path)
 
 
@@ -156,7 +156,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_resume_names_an_unreadable_run_and_never_replaces_a_newer_one(damage, tmp_path):
+def test_resume_rejects_an_unreadable_newest_run_but_skips_unreadable_older_runs(damage, tmp_path):
     older, newer = make_run(tmp_path / "older", at=4), make_run(tmp_path / "newer", at=5)
     text = newer.config.read_text()
     newer.config.write_text(DAMAGES[damage](text))
@@ -164,18 +164,20 @@ def test_resume_names_an_unreadable_run_and_never_replaces_a_newer_one(damage, t
     for time, error in ((5, True), (3, False)):
         os.utime(newer.config, (time, time))
         if error:
-            with pytest.raises(ValueError, match=rf"newer is newer.*--out .*{older.path.name}"):
+            with pytest.raises(
+                ValueError, match=rf"newer is a newer run.*--out .*{older.path.name}"
+            ):
                 newest_unfinished(tmp_path)
         else:
-            with pytest.warns(UserWarning, match="skips .*newer: "):
+            with pytest.warns(UserWarning, match="ignores the unreadable run .*newer: "):
                 assert newest_unfinished(tmp_path).folder.path == older.path
     shutil.rmtree(older.path)
-    with pytest.raises(ValueError, match="newer cannot be read"):
+    with pytest.raises(ValueError, match=r"cannot read .*newer"):
         newest_unfinished(tmp_path)
 
 
-def test_resume_asks_for_the_name_of_a_run_that_has_a_copy(tmp_path):
-    """`cp -r` gives the copy of an older run the newest times."""
+def test_resume_rejects_an_ambiguous_choice_between_copies_of_a_run(tmp_path):
+    """`cp -r` gives the copy of an older run the newest modification times."""
     make_run(tmp_path / "older", step=20, at=4)
     newer = make_run(tmp_path / "newer", step=20, at=5)
     shutil.copytree(tmp_path / "older", tmp_path / "backup", copy_function=shutil.copy)
@@ -185,8 +187,8 @@ def test_resume_asks_for_the_name_of_a_run_that_has_a_copy(tmp_path):
     assert newest_unfinished(tmp_path).folder.path == newer.path
 
 
-def test_a_link_to_a_run_is_not_a_copy_of_it(tmp_path):
-    """The run goes by its own path, or by the link if it is elsewhere."""
+def test_symbolic_link_to_a_run_is_not_treated_as_a_copy(tmp_path):
+    """The run is listed by its own path, or by the link if the run is outside the folder."""
     run = make_run(tmp_path / "runs" / "older", step=20, at=4)
     far = make_run(tmp_path / "elsewhere" / "newest", step=20, at=5)
     for name in ("a", "z", "older2"):
@@ -196,7 +198,7 @@ def test_a_link_to_a_run_is_not_a_copy_of_it(tmp_path):
     assert newest_unfinished(tmp_path / "runs").folder.path == tmp_path / "runs" / "far"
 
 
-def test_resume_prints_the_run_that_it_continues(tmp_path, monkeypatch, capsys):
+def test_train_resume_prints_the_name_of_the_resumed_run(tmp_path, monkeypatch, capsys):
     taken = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "_train", lambda folder, *_, **options: taken.append(folder.path))
@@ -208,4 +210,4 @@ def test_resume_prints_the_run_that_it_continues(tmp_path, monkeypatch, capsys):
     main(["train", "--resume", "--model", "decoder"])
     assert taken == [Path("runs/mine"), Path("runs/older")]
     assert main(["train", "--resume", "--model", "convolutional"]) == 2
-    assert "no unfinished run of kind convolutional below runs" in capsys.readouterr().err
+    assert "no unfinished run with --model convolutional below runs" in capsys.readouterr().err

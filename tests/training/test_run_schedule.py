@@ -1,4 +1,4 @@
-"""The learning rate of whole runs whose updates take long, in one process and in several."""
+"""The learning rate during whole runs with slow updates, with one and with several processes."""
 
 import math
 from collections import deque
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 WORDS = (
     "train text.py --model recurrent --preset tiny --vocab-size 300 --max-length 8 --embed-dim 8 "
     "--num-layers 1 --batch-size 2 --evaluation-windows 2 --sample-tokens 0 --warmup-steps 12 "
-    "--minutes 1 --evaluate-every 20 --checkpoint-every 8 --learning-rate 1.0 --out run"
+    "--max-minutes 1 --evaluate-every 20 --checkpoint-every 8 --learning-rate 1.0 --out run"
 ).split()
 
 
 class Device:
-    """Device whose updates take drawn seconds of a clock and run while the host goes on."""
+    """Device whose updates take randomly drawn times while the host continues."""
 
     def __init__(self, monkeypatch, longest: float):
         self.now, self._durations = 0.0, np.random.default_rng(0)
@@ -52,8 +52,8 @@ class Device:
 
 
 @pytest.mark.slow
-def test_learning_rate_of_slow_updates_changes_smoothly(tmp_path, monkeypatch, capsys):
-    """The run ends after step 11, before a checkpoint, and is resumed with twice the time."""
+def test_learning_rate_of_a_resumed_run_with_slow_updates_is_smooth(tmp_path, monkeypatch, capsys):
+    """The run ends after step 11, before a checkpoint, and resumes with twice the time limit."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "text.py").write_text("".join(f"def f{i}(x):\n    return {i}\n" for i in range(99)))
@@ -68,7 +68,7 @@ def test_learning_rate_of_slow_updates_changes_smoothly(tmp_path, monkeypatch, c
     with monkeypatch.context() as patched:
         patched.setattr(Training, "_update", ending)
         assert main(WORDS) == 1
-    assert main(["train", "--resume", "--out", "run", "--minutes", "2"]) == 0
+    assert main(["train", "--resume", "--out", "run", "--max-minutes", "2"]) == 0
     rates = [x["learning_rate"] for x in RunFolder("run").read_metrics() if "loss" in x]
     assert rates[0] == 0 and len(rates) > 40 and max(rates) > 0.7
     for last, rate in pairwise(rates):
@@ -76,8 +76,8 @@ def test_learning_rate_of_slow_updates_changes_smoothly(tmp_path, monkeypatch, c
         assert rate >= last - math.pi / 2 * 2 * longest / 120
 
 
-def test_processes_exchange_the_time_of_slow_updates_at_each_step(monkeypatch):
-    """Fast updates exchange it every ten steps, and an update of a second or more at each."""
+def test_processes_synchronize_elapsed_time_after_each_slow_update(monkeypatch):
+    """Processes exchange the time every ten steps, or at each step if an update takes a second."""
     monkeypatch.setattr(processes, "are_several", lambda: True)
     clock, exchanged = SimpleNamespace(seconds=5.0), []
 

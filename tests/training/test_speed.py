@@ -1,8 +1,11 @@
-"""The clock counts training time only; utilization is operations by formula over the peak."""
+"""The clock counts training time only; utilization is model FLOP/s over the peak."""
 
+import gzip
+import json
 from types import SimpleNamespace
 from unittest import mock
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,8 +17,8 @@ from jaxformer.models.kinds import build
 from jaxformer.training import speed as module
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import TextTraining
-from jaxformer.training.devices import DEVICES, device_of
-from jaxformer.training.speed import Clock, ScoringTime, update_size, utilization
+from jaxformer.training.devices import DEVICES, device_specs
+from jaxformer.training.speed import Clock, ScoringTime, profile, update_size, utilization
 
 CONFIG = TextTraining(
     DecoderConfig(vocab_size=64, max_length=16, num_layers=2, embed_dim=32, num_heads=2)
@@ -29,10 +32,10 @@ def time(monkeypatch):
     return now
 
 
-def test_seconds_are_those_of_training(time):
-    """Time before the start and during pauses does not count; a resumed run continues."""
+def test_elapsed_time_includes_training_but_not_compilation_or_pauses(time):
+    """Time before the start and during pauses does not count. A resumed run adds to its time."""
     clock = Clock()
-    time[0] += 7  # compiling
+    time[0] += 7  # compilation
     assert clock.seconds == 0
     clock.start(0.0)
     time[0] += 3
@@ -43,14 +46,14 @@ def test_seconds_are_those_of_training(time):
     assert clock.seconds == 5
     later = Clock()
     later.trained = clock.seconds
-    with later.paused():  # an evaluation before training goes on
+    with later.paused():  # an evaluation before training continues
         time[0] += 9
     later.start(0.5)
     time[0] += 1
     assert later.seconds == 6
 
 
-def test_a_lap_returns_tokens_per_second_of_training(time):
+def test_training_clock_excludes_pauses_from_tokens_per_second(time):
     clock = Clock()
     clock.start(0.0)
     for tokens, seconds in ((100, 4), (300, 1)):
@@ -62,9 +65,9 @@ def test_a_lap_returns_tokens_per_second_of_training(time):
 
 
 def test_the_remaining_time_of_training_excludes_pauses(time):
-    """Programs are compiled in the first pauses, so the pace with pauses would be far too slow."""
+    """Programs compile in the first pauses, so including pauses would slow the estimate down."""
     clock = Clock()
-    clock.trained = 100.0  # in an earlier start
+    clock.trained = 100.0  # from an earlier session
     clock.start(0.25)
     time[0] += 10
     clock.count(50)
@@ -82,8 +85,10 @@ def test_the_remaining_time_of_training_excludes_pauses(time):
     total=st.integers(1, 20),
     costs=st.tuples(*[st.floats(0.1, 9.0)] * 3),
 )
-def test_the_remaining_time_of_evaluations_is_what_they_take(steps, every, number, total, costs):
-    """From the second evaluation on, at every update, and before with the task's guess."""
+def test_estimated_duration_of_an_evaluation_equals_actual_duration(
+    steps, every, number, total, costs
+):
+    """The estimate is exact from the second evaluation on, and uses the task's guess before."""
     update, target, guess = costs
     part = min(1.0, number / total)
     task = SimpleNamespace(num_targets=total, part=part, scoring_cost=guess)
@@ -105,8 +110,8 @@ def test_the_remaining_time_of_evaluations_is_what_they_take(steps, every, numbe
         assert estimate == pytest.approx(pace / target * (scored - before))
 
 
-def test_an_update_takes_three_forward_passes():
-    """The backward pass takes twice the operations of the forward pass; micro-batches add up."""
+def test_an_update_has_the_flops_of_three_forward_passes():
+    """The backward pass has twice the FLOPs of the forward pass, and micro-batches add up."""
     ids, model = np.zeros((3, 5, 16), np.int32), build(CONFIG.model)
     _, flops = update_size(model, Batch(ids, ids), is_lora=False)
     assert flops == 3 * 5 * 3 * forward_flops(model, 16)
@@ -123,13 +128,48 @@ def test_an_update_takes_three_forward_passes():
         ("TPU v6 lite", "tpu:v6e"),
     ],
 )
-def test_utilization_is_relative_to_all_devices(kind, name):
-    assert device_of(kind) == DEVICES[name]
+def test_utilization_is_relative_to_the_peak_of_all_devices(kind, name):
+    assert device_specs(kind) == DEVICES[name]
     mesh = SimpleNamespace(devices=np.array([SimpleNamespace(device_kind=kind)] * 4))
     half = {"model_flops_utilization": 0.5}
     assert utilization(2 * DEVICES[name].flops, mesh) == half
 
 
-def test_a_device_without_figures_has_no_utilization():
+def test_compute_utilization_is_omitted_if_device_peak_is_unknown():
     mesh = SimpleNamespace(devices=np.array([SimpleNamespace(device_kind="cpu")]))
     assert utilization(1e12, mesh) == {}
+
+
+@pytest.mark.parametrize("number", [5, 7, 12])
+def test_profile_of_training_contains_updates_6_to_10(number, tmp_path):
+    """A shorter run says that it has no profile. Without the flag, a run prints nothing."""
+    said, folder = [], tmp_path / "profile"
+    for wanted in (False, True):
+        assert said == [] and not folder.exists()
+        with profile(folder, wanted, said.append) as update:
+            for step in range(1, number + 1):
+                with update(), jax.profiler.TraceAnnotation(f"update {step}"):
+                    pass
+    if number == 5:
+        assert said == ["no profile was written: a profile needs more than 5 updates"]
+        assert not folder.exists()
+        return
+    assert said == [f"profile: {folder}"] and list(folder.rglob("*.xplane.pb"))
+    (trace,) = folder.rglob("perfetto_trace.json.gz")
+    names = {
+        event.get("name")
+        for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    }
+    traced = {name for name in names if name and name.startswith("update ")}
+    assert traced == {f"update {step}" for step in range(6, min(number, 10) + 1)}
+
+
+def test_profile_of_training_does_not_replace_a_file(tmp_path):
+    (tmp_path / "profile").write_text("mine")
+    for wanted in (False, True):
+        try:
+            with profile(tmp_path / "profile", wanted, pytest.fail):
+                assert not wanted
+        except ValueError as error:
+            assert wanted and "profile is a file, but the profile needs a folder" in str(error)
+    assert (tmp_path / "profile").read_text() == "mine"

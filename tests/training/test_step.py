@@ -11,7 +11,7 @@ from jaxformer.decoding.score import score
 from jaxformer.functional import cross_entropy
 from jaxformer.models.config import DecoderConfig, EncoderDecoderConfig
 from jaxformer.models.kinds import Decoder, build
-from jaxformer.models.rows import padded
+from jaxformer.models.sequences import padded
 from jaxformer.training.batch import Batch
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.data.pairs import PairBatches
@@ -33,13 +33,13 @@ def fresh_state():
 
 
 def random_batch(seed, lengths):
-    """Returns rows of which the first lengths[i] tokens count; the remaining tokens are padding."""
+    """Returns sequences with lengths[i] counted tokens, followed by padding."""
     random = np.random.default_rng(seed)
-    rows = random.integers(0, CONFIG.vocab_size, (len(lengths), CONFIG.max_length + 1))
+    sequences = random.integers(0, CONFIG.vocab_size, (len(lengths), CONFIG.max_length + 1))
     weights = np.arange(CONFIG.max_length) < np.asarray(lengths)[:, None]
     return (
-        rows[:, :-1].astype(np.int32),
-        rows[:, 1:].astype(np.int32),
+        sequences[:, :-1].astype(np.int32),
+        sequences[:, 1:].astype(np.int32),
         weights.astype(np.float32),
         weights.astype(np.int32),
     )
@@ -51,8 +51,8 @@ def arranged(batch, accumulate):
 
 @pytest.mark.slow
 @given(st.integers(0, 2**16), st.lists(st.integers(0, 8), min_size=4, max_size=4))
-def test_micro_batches_give_the_full_batch_whatever_their_token_counts(seed, lengths):
-    """An average of averages would weight a token by the token count of its micro-batch."""
+def test_unequal_micro_batches_give_the_gradient_of_the_full_batch(seed, lengths):
+    """Averaging the averages would weight tokens by the token counts of their micro-batches."""
     batch = random_batch(seed, lengths)
     whole, loss = STEP(fresh_state(), arranged(batch, 1))
     parts, loss_of_parts = STEP(fresh_state(), arranged(batch, 4))
@@ -65,7 +65,7 @@ def test_micro_batches_give_the_full_batch_whatever_their_token_counts(seed, len
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)
 
 
-def test_a_batch_without_a_token_that_counts_changes_nothing_but_decay():
+def test_update_with_a_batch_without_targets_only_decays_the_weights():
     """The loss and all gradients are 0, so the first moments do not change."""
     state, measured = STEP(fresh_state(), arranged(random_batch(0, [0] * 4), 1))
     assert measured == ({"loss": 0}, 0)
@@ -74,7 +74,7 @@ def test_a_batch_without_a_token_that_counts_changes_nothing_but_decay():
 
 
 @pytest.mark.slow
-def test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped():
+def test_the_gradient_norm_is_measured_before_clipping():
     batch = arranged(random_batch(0, [8] * 4), 2)
     _, measured = STEP(fresh_state(), batch)
 
@@ -87,8 +87,9 @@ def test_the_gradient_norm_is_of_the_gradient_before_it_is_clipped():
     np.testing.assert_allclose((measured.loss, measured.gradient_norm), (loss, norm), rtol=1e-5)
 
 
-def test_an_update_that_is_not_finite_is_left_out():
-    """The next update is as if that batch had not existed; without `skip_non_finite` it is not."""
+def test_an_update_with_a_non_finite_loss_is_skipped():
+    """The next update ignores the skipped batch. Without `skip_non_finite`, the next update
+    fails."""
     batch = arranged(random_batch(0, [8] * 4), 1)
     bad = batch._replace(weights=batch.weights * jnp.inf)
     step = make_step(MODEL, OPTIMIZER, skip_non_finite=True)
@@ -103,7 +104,7 @@ def test_an_update_that_is_not_finite_is_left_out():
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_not_finite_is_left_out_too():
+def test_an_update_with_a_non_finite_gradient_is_skipped():
     """The update is skipped even if the loss is finite."""
 
     class Steep(CrossEntropy):
@@ -120,10 +121,10 @@ def test_a_gradient_that_is_not_finite_is_left_out_too():
 @pytest.mark.slow
 @pytest.mark.parametrize("num_micro", [1, 2])
 def test_the_loss_is_measured_with_and_without_label_smoothing(num_micro):
-    """Both are cross-entropies of the initial model's logits."""
-    inputs, targets, weights, segments = map(jnp.asarray, random_batch(1, [8, 3, 5, 8]))
-    logits = MODEL.apply({"params": fresh_state().params}, inputs, segments)
-    batch = arranged((inputs, targets, weights, segments), num_micro)
+    """Both losses are cross-entropies of the initial model's logits."""
+    inputs, targets, weights, segment_ids = map(jnp.asarray, random_batch(1, [8, 3, 5, 8]))
+    logits = MODEL.apply({"params": fresh_state().params}, inputs, segment_ids)
+    batch = arranged((inputs, targets, weights, segment_ids), num_micro)
     _, measured = make_step(MODEL, OPTIMIZER, CrossEntropy(0.1))(fresh_state(), batch)
     found = measured.loss, measured.figures["smoothed_loss"]
     wanted = [cross_entropy(logits, targets, weights, x) for x in (0.0, 0.1)]
@@ -132,7 +133,7 @@ def test_the_loss_is_measured_with_and_without_label_smoothing(num_micro):
 
 
 @pytest.mark.slow
-def test_the_loss_of_pairs_agrees_with_score():
+def test_training_loss_of_a_pair_batch_equals_score_of_each_pair():
     """The loss of a batch of pairs agrees with `score` on each single pair."""
     end, sizes = 0, {"vocab_size": 29, "max_length": 16, "embed_dim": 16}
     model = build(EncoderDecoderConfig(**sizes, num_layers=1, num_heads=2))
@@ -142,14 +143,14 @@ def test_the_loss_of_pairs_agrees_with_score():
     batch = next(PairBatches(pairs, 64, end, num_buckets=1))
     loss = make_step(model, OPTIMIZER)(state, batch)[1].loss
     texts = [[end, *target, end] for _, target in pairs]
-    rows, segments = padded(texts, 8)
+    sequences, segment_ids = padded(texts, 8)
     sources = [source for source, _ in pairs]
-    scores = score(model, {"params": params}, rows, segments, sources)
+    scores = score(model, {"params": params}, sequences, segment_ids, sources)
     tokens = sum(len(text) - 1 for text in texts)
     np.testing.assert_allclose(loss, -scores.sum() / tokens, rtol=1e-5)
 
 
-def test_the_input_state_is_donated():
+def test_training_step_donates_its_input_state():
     state = fresh_state()
     after, _ = STEP(state, arranged(random_batch(0, [8] * 4), 1))
     donated = [leaf.is_deleted() for leaf in jax.tree.leaves((state.params, state.optimizer))]
@@ -158,7 +159,7 @@ def test_the_input_state_is_donated():
 
 
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed():
-    """Two states that differ only in the step must have different noise."""
+    """Two states that differ only in the step have different dropout noise."""
     model = Decoder(DecoderConfig(**{**vars(CONFIG), "dropout": 0.5}))
     step, batch = make_step(model, OPTIMIZER), arranged(random_batch(0, [8] * 4), 1)
 

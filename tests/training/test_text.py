@@ -1,4 +1,4 @@
-"""Preparation of documents as token files for a run."""
+"""Preparation of documents as token files of a run."""
 
 import io
 import json
@@ -21,15 +21,15 @@ from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased, opening_tex
 from jaxformer.cli import evaluate as cli_evaluate
 from jaxformer.models.config import DecoderConfig, EncoderConfig
 from jaxformer.training import evaluate as training_evaluate
-from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
+from jaxformer.training.config import Inputs, MaskedTokensTraining, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents
 from jaxformer.training.data.documents import Document
 from jaxformer.training.data.split import split
 from jaxformer.training.data.windows import EvaluationWindows
 from jaxformer.training.screen import Screen
-from jaxformer.training.tasks import hidden_tokens, next_tokens
+from jaxformer.training.tasks import masked_tokens, next_tokens
 from jaxformer.training.tasks import text as text_task
-from jaxformer.training.tasks.hidden_tokens import HiddenTokens
+from jaxformer.training.tasks.masked_tokens import MaskedTokens
 from jaxformer.training.tasks.next_tokens import NextTokens
 from jaxformer.training.tasks.text import TextTask, read_data
 from tests.errors import error_of
@@ -41,7 +41,7 @@ MODEL = DecoderConfig(vocab_size=257, max_length=16, num_layers=1, embed_dim=8, 
 @pytest.mark.parametrize(
     ("kilobytes", "held_out", "share"),
     [
-        (200, 0.01, 0.01),  # the given fraction, for any size
+        (200, 0.01, 0.01),  # an explicit fraction, for any size
         (200, 0.2, 0.2),
         (200, None, 0.1),  # by default at least 50 kB, but at most a tenth …
         (600, None, 50 / 600),
@@ -49,8 +49,10 @@ MODEL = DecoderConfig(vocab_size=257, max_length=16, num_layers=1, embed_dim=8, 
         (200, 0.5, 0.5),
     ],
 )
-def test_the_flag_says_how_much_is_held_out(tmp_path, monkeypatch, kilobytes, held_out, share):
-    """The test uses a tenth of the real sizes, to save time."""
+def test_validation_fraction_sets_the_held_out_size(
+    tmp_path, monkeypatch, kilobytes, held_out, share
+):
+    """The test divides all sizes by ten, to save time."""
     assert text_task.DEFAULT_SPLIT == (0.05, 500_000, 10_000_000)
     monkeypatch.setattr(text_task, "DEFAULT_SPLIT", (0.05, 50_000, 60_000))
     lines = random.Random(0).choices(["one\n", "two words\n", "three\n"], k=100)
@@ -58,15 +60,15 @@ def test_the_flag_says_how_much_is_held_out(tmp_path, monkeypatch, kilobytes, he
         [Document("a", "".join(lines) * round(kilobytes * 1e3 / len("".join(lines))))]
     )
     folder = RunFolder(tmp_path / "run")
-    config = TextTraining(model=MODEL, held_out=held_out)
+    config = TextTraining(model=MODEL, validation_fraction=held_out)
     TextTask.write(folder, config, (documents, []), Screen())
     data = read_data(folder)
     sizes = data.train.num_bytes, data.held_out.num_bytes
     assert sizes[1] / sum(sizes) == pytest.approx(share, rel=0.002)
 
 
-def test_the_tokenizer_trains_on_an_even_sample_of_the_text(monkeypatch):
-    """The sample is cut between words; it is the whole text if the share is 1."""
+def test_tokenizer_is_trained_on_pieces_spread_evenly_over_the_text(monkeypatch):
+    """The sample ends between words. With a fraction of 1, the sample is the whole text."""
     monkeypatch.setattr(text_task, "_SAMPLED_TOGETHER", 100)
     words = list(map(str, range(6000)))
     documents = [Document("", " ".join(words[at : at + 2000])) for at in (0, 2000, 4000)]
@@ -78,8 +80,8 @@ def test_the_tokenizer_trains_on_an_even_sample_of_the_text(monkeypatch):
     assert places == sorted(places) and max(map(sub, places[1:], places)) < 200
 
 
-def test_skipped_files_and_repeated_lines_are_reported(tmp_path):
-    """The screen shows the number; documents.txt lists the reason per file and counts records."""
+def test_training_reports_skipped_files_and_repeated_lines(tmp_path):
+    """The screen shows the number. documents.txt lists the reason per file and counts records."""
     folder, line = RunFolder(tmp_path / "run"), "one long line that stands in many a document " * 2
     texts = [f"{line}\ndocument {number}\n" + "word " * 50 for number in range(40)]
     (tmp_path / "text").mkdir()
@@ -93,10 +95,10 @@ def test_skipped_files_and_repeated_lines_are_reported(tmp_path):
     screen = Screen(file=said)
     gathered = TextTask.gather(Inputs((tmp_path / "text",)), config, screen)
     TextTask.write(folder, config, gathered, screen)
-    assert "skipped, in part or completely: 3 files\n" in said.getvalue()
+    assert "skipped 3 files, partly or completely:\n" in said.getvalue()
     listed = folder.documents.read_text().splitlines()
     image = tmp_path / "text" / "image.png"
-    reason = f"{image}: not a text file (it has NUL bytes)"
+    reason = f"{image}: not a text file (it contains NUL bytes)"
     assert f"skipped              {reason}" in listed and reason in said.getvalue()
     assert sum("copy.txt: a copy of" in entry for entry in listed) == 1
     assert sum("a.jsonl: 1 of 21 records" in entry for entry in listed) == 1
@@ -138,23 +140,26 @@ QUICK = [("decoder", "words that open and end texts"), ("encoder", "words")]
 
 
 @pytest.mark.parametrize("kind, reader", mostly_slow(CASES, *QUICK))
-def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, reader):
+def test_evaluate_scores_the_same_held_out_targets_as_training(tmp_path, monkeypatch, kind, reader):
     """`evaluate` scores the same targets in the same windows as training.
 
-    No scored document has the same tokens as a training document.
+    Scored documents and training documents differ in their tokens.
     """
     tokenizer, random = opening_texts(READERS[reader]()), Random(0)
-    monkeypatch.setattr(text_task, "given_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(text_task, "base_tokenizer", lambda folder: tokenizer)
     monkeypatch.setattr(text_task, "run_tokenizer", lambda folder: tokenizer)
     texts = [" ".join(random.choices(PHRASES, k=random.choice([1, 3, 9]))) for _ in range(200)]
     lines = (json.dumps({"text": text}) + "\n" for text in [*PHRASES, *texts])
     (tmp_path / "a.jsonl").write_text("".join(lines))
     documents, _ = read_documents([tmp_path / "a.jsonl"])
-    of_kind = {"decoder": (DecoderConfig, TextTraining), "encoder": (EncoderConfig, HiddenTraining)}
+    of_kind = {
+        "decoder": (DecoderConfig, TextTraining),
+        "encoder": (EncoderConfig, MaskedTokensTraining),
+    }
     model_kind, training = of_kind[kind]
     sizes = {"max_length": 8, "num_layers": 1, "embed_dim": 8, "num_heads": 1}
     model = model_kind(vocab_size=tokenizer.vocab_size, **sizes)
-    config, folder = training(model=model, held_out=0.2), RunFolder(tmp_path / "run")
+    config, folder = training(model=model, validation_fraction=0.2), RunFolder(tmp_path / "run")
     folder.path.mkdir()
     TextTask.write(folder, config, (documents, []), Screen())
     data = read_data(folder)
@@ -166,12 +171,12 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
 
     wanted, found = [], []
     score = training_evaluate.Evaluation(1.0, 1.0, 1.0, 1, 1)
-    hidden_score = training_evaluate.HiddenScore(1.0, 1.0, 1)
+    hidden_score = training_evaluate.MaskedTokensScore(1.0, 1.0, 1)
     monkeypatch.setattr(
-        training_evaluate, "score_hidden", lambda *x: found.extend(x[2]) or hidden_score
+        training_evaluate, "score_masked_tokens", lambda *x: found.extend(x[2]) or hidden_score
     )
     monkeypatch.setattr(
-        hidden_tokens, "score_hidden", lambda *x: wanted.extend(x[2]) or hidden_score
+        masked_tokens, "score_masked_tokens", lambda *x: wanted.extend(x[2]) or hidden_score
     )
     monkeypatch.setattr(cli_evaluate.EvaluateArguments, "trained", config)
     for module, batches in ((training_evaluate, found), (next_tokens, wanted)):
@@ -182,7 +187,7 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
             return score
 
         monkeypatch.setattr(module, "evaluate_documents", scored)
-    task = {"decoder": NextTokens, "encoder": HiddenTokens}[kind](config, data)
+    task = {"decoder": NextTokens, "encoder": MaskedTokens}[kind](config, data)
     task.score(None, None, whole=True)
     texts = list(split(documents, 0.2)[1])
     arguments = cli_evaluate.EvaluateArguments("run", files=(tmp_path,))
@@ -201,13 +206,13 @@ def test_evaluate_scores_what_training_holds_out(tmp_path, monkeypatch, kind, re
         assert targets.total() == task.num_targets
 
 
-def test_a_held_out_part_without_tokens_is_refused(tmp_path, monkeypatch):
-    """A text of accents has bytes but no tokens, because this tokenizer strips accents."""
+def test_held_out_text_without_tokens_is_rejected(tmp_path, monkeypatch):
+    """The tokenizer strips accents, so a text of accents has bytes but no tokens."""
     tokenizer = READERS["words in a template"]()
-    monkeypatch.setattr(text_task, "given_tokenizer", lambda folder: tokenizer)
+    monkeypatch.setattr(text_task, "base_tokenizer", lambda folder: tokenizer)
     documents = Documents([Document("a", "the cat " * 50 + "\u0301" * 900)])
     folder = RunFolder(tmp_path)
-    message = "the tokenizer makes no tokens from the held-out text; give more text"
+    message = "the held-out text has no tokens; give more text"
     assert (
         error_of(TextTask.write, folder, TextTraining(model=MODEL), (documents, []), Screen())
         == message

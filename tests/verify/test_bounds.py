@@ -43,7 +43,7 @@ def leaks(function) -> bool:
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_a_number_that_scores_may_reach_is_no_mask(dtype, add):
+def test_taint_analysis_finds_leak_if_scores_can_be_below_mask_value(dtype, add):
     """Scores may fall below −10⁴, but not to the lowest number of a dtype."""
     lowest = float(jnp.finfo(dtype).min)
     how = {"add": add, "dtype": dtype}
@@ -53,19 +53,19 @@ def test_a_number_that_scores_may_reach_is_no_mask(dtype, add):
 
 
 @pytest.mark.parametrize("number, within", [(-3e4, True), (-1e6, True), (-1e9, False)])
-def test_float32_scores_reach_a_million(number, within):
+def test_mask_value_of_minus_a_million_leaks_and_minus_a_billion_does_not(number, within):
     assert leaks(attention(number)) == leaks(attention(number, add=True)) == within
 
 
 @pytest.mark.parametrize("cap", CAPS)
-def test_a_cap_makes_a_small_number_a_mask(cap):
+def test_mask_value_of_minus_250_suffices_for_softcapped_scores(cap):
     for number in (-250.0, -1e4):
         for add in (False, True):
             assert leaks(attention(number, cap, add)) == (cap == "none"), (number, add)
     assert leaks(attention(-90.0, cap))
 
 
-def test_a_leak_through_a_small_mask_is_real():
+def test_masked_tokens_get_weight_if_all_scores_are_below_mask_value():
     """If scores are −15,258, later tokens that are masked by −10⁴ get all the weight."""
     weights = jax.nn.softmax(jnp.where(LOWER, -15258.0, -1e4), axis=-1)
     assert weights[0, 1] > 0.1
@@ -87,7 +87,7 @@ LEAKS = {
 
 @pytest.mark.parametrize("scale", [1.0, 3e4])
 @pytest.mark.parametrize("name", LEAKS)
-def test_a_leak_shows_at_any_scale(name, scale):
+def test_leak_through_finite_mask_is_found_at_every_scale_of_scores(name, scale):
     x = scale * jnp.abs(tiny.embeddings(0, LENGTH, 4))
     bits, _ = taint(LEAKS[name], x, 1)
     assert (bits.reshape(LENGTH, -1, LENGTH).any(axis=1) & ~LOWER).any()
@@ -104,21 +104,21 @@ def test_a_leak_shows_at_any_scale(name, scale):
         lambda x: jnp.exp(-200 - x.sum(axis=0) ** 2),
     ],
 )
-def test_a_constant_output_depends_on_nothing(function):
+def test_constant_output_depends_on_no_input(function):
     assert not taint(function, tiny.embeddings(0, LENGTH, 4), 1)[0].any()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_exp_is_0_below_its_underflow(dtype):
+def test_exp_is_zero_below_the_computed_underflow_bound(dtype):
     below, tiniest = underflow(dtype), float(jnp.finfo(dtype).smallest_subnormal)
     assert np.exp(np.asarray(below, np.float32).astype(dtype)) == 0
     assert np.exp(below) < tiniest
 
 
-def test_a_failure_says_why_a_number_is_no_mask():
+def test_assertion_message_recommends_masking_with_minus_infinity():
     x = tiny.embeddings(0, LENGTH, 4)
     with pytest.raises(AssertionError, match=r"masked by about -10,000.*Mask by -jnp.inf"):
         assert_dependencies(attention(-1e4), x, rules.causal(LENGTH))
     notes = follow(jax.make_jaxpr(attention(-1e9))(x), x, 1).notes
-    assert "no score exceeds 1,048,576" in notes[0]
+    assert "score is at most 1,048,576" in notes[0]
     assert not follow(jax.make_jaxpr(attention(-np.inf))(x), x, 1).notes

@@ -11,9 +11,10 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.verify import PROPERTIES, certificate, certify, dependency
-from jaxformer.verify.certificate import examine
-from jaxformer.verify.subject import Subject, subject_of
+from jaxformer.verify.certificate import check_property
+from jaxformer.verify.certified_model import CertifiedModel, certified_model
 from tests.properties import tiny
+from tests.properties.models import centred
 from tests.slow import mostly_rare, mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -24,6 +25,7 @@ MODELS = {
     "lstm": {"kind": jf.RecurrentConfig},
     "encoder-decoder": {"kind": jf.EncoderDecoderConfig, "max_source_length": 9},
     "attention lstm": {"kind": jf.RecurrentEncoderDecoderConfig},
+    "frames": {"kind": jf.EncoderDecoderConfig, "source_features": 3},
     "layers that differ": {
         "num_layers": 3,
         "window": (3, None),
@@ -45,7 +47,7 @@ def compiled_anew():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_rare(MODELS, "main job"))
-def test_a_sound_model_has_its_certificate(name):
+def test_correct_model_passes_all_verification_properties(name):
     model = tiny.build(**MODELS[name])
     found = list(certify(model, tiny.weights(model, 0)))
     left_out = {"bidirectional"}
@@ -76,16 +78,20 @@ def _mask(monkeypatch):
 
 
 def _positions(monkeypatch):
-    """Counts positions along the row instead of within each document."""
+    """Counts positions along the sequence instead of within each document."""
     from jaxformer.functional.attention import contexts
 
     read = contexts.document_positions
 
-    def along_the_row(segments, cursor):
-        documents, _, after = read(segments, cursor)
-        return documents, jnp.broadcast_to(jnp.arange(segments.shape[1]), segments.shape), after
+    def along_the_sequence(segment_ids, cursor):
+        documents, _, after = read(segment_ids, cursor)
+        return (
+            documents,
+            jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape),
+            after,
+        )
 
-    monkeypatch.setattr(contexts, "document_positions", along_the_row)
+    monkeypatch.setattr(contexts, "document_positions", along_the_sequence)
 
 
 def _cache(monkeypatch):
@@ -94,8 +100,8 @@ def _cache(monkeypatch):
 
     read = key_values.document_positions
 
-    def one_too_far(segments, cursor):
-        documents, positions, after = read(segments, cursor)
+    def one_too_far(segment_ids, cursor):
+        documents, positions, after = read(segment_ids, cursor)
         late = jnp.where(cursor.position > 0, 1, 0)
         return documents, positions + late[:, None], after
 
@@ -123,16 +129,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("bug", mostly_slow(BROKEN, "cache offset by one"))
-def test_a_bug_fails_its_property_at_its_layer(bug, monkeypatch):
+def test_model_verification_names_the_property_and_layer_of_a_bug(bug, monkeypatch):
     put_in, name, layer = BROKEN[bug]
     put_in(monkeypatch)
     model = tiny.build(**MODELS["main job"])
-    found = examine(subject_of(model, tiny.weights(model, 0)), name)
+    found = check_property(certified_model(model, tiny.weights(model, 0)), name)
     assert not found.holds and found.layer == layer, found
 
 
 @pytest.mark.slow
-def test_a_shifted_window_pattern_fails(monkeypatch):
+def test_model_verification_detects_attention_windows_in_the_wrong_layers(monkeypatch):
     """The windows are in the wrong layers; the rule has the right ones."""
     from jaxformer.models.config import transformer
 
@@ -145,12 +151,12 @@ def test_a_shifted_window_pattern_fails(monkeypatch):
 
     model = tiny.build(num_layers=3, **pattern)
     monkeypatch.setattr(transformer, "_layers", one_too_late)
-    found = examine(subject_of(model, tiny.weights(model, 0)), "causal")
+    found = check_property(certified_model(model, tiny.weights(model, 0)), "causal")
     assert not found.holds and found.layer == "layer 0", found
 
 
 @pytest.mark.parametrize("blind", mostly_slow(["taint", "derivative", "change"]))
-def test_a_blind_witness_is_told(blind, monkeypatch):
+def test_model_verification_reports_an_analysis_that_misses_dependencies(blind, monkeypatch):
     """The other witnesses see its pairs. If taint is blind, the certificate fails."""
     honest = getattr(dependency, f"by_{blind}")
 
@@ -159,53 +165,55 @@ def test_a_blind_witness_is_told(blind, monkeypatch):
         return (0 * found[0], *found[1:]) if blind == "taint" else 0 * found
 
     model = tiny.build(num_layers=1)
-    subject = subject_of(model, tiny.weights(model, 0))
+    subject = certified_model(model, tiny.weights(model, 0))
     monkeypatch.setattr(dependency, f"by_{blind}", sees_nothing)
     found = subject.dependency
     assert len(found.disagreements) == subject.rule.sum()
     monkeypatch.setattr(dependency, f"by_{blind}", honest)
-    assert examine(subject, "causal").holds == (blind != "taint")
+    assert check_property(subject, "causal").holds == (blind != "taint")
 
 
 @pytest.mark.slow
-def test_sharp_attention_is_causal_too():
+def test_model_verification_passes_if_attention_weights_round_to_zero():
     """Weights that round to 0 hide the effect of a change; the path exists and is reported."""
     model = tiny.build(num_layers=1)
     params = jax.tree.map(jnp.array, tiny.weights(model, 0)["params"])
     params["blocks"]["attention"]["query"]["kernel"] *= 100
-    found = examine(subject_of(model, {"params": params}), "causal")
-    assert found.holds and "no effect is seen" in found.detail
+    found = check_property(certified_model(model, {"params": params}), "causal")
+    assert found.holds and "no measurable effect" in found.detail
 
 
 @pytest.mark.slow
-def test_a_source_read_wrongly_fails(monkeypatch):
+def test_model_verification_rejects_wrong_cross_attention_masks(monkeypatch):
     """Two bugs: the model sees the source's padding; it does not see one token of the source."""
     from jaxformer.functional.attention.masks import Padding
 
     model = tiny.build(**MODELS["encoder-decoder"])
-    subject = subject_of(model, tiny.weights(model, 0))
+    subject = certified_model(model, tiny.weights(model, 0))
     monkeypatch.setattr(Padding, "__call__", lambda self, query, key: np.True_)
-    assert examine(subject, "padded = alone").layer == "layer 0, cross_attention.heads"
+    assert check_property(subject, "padded = alone").layer == "layer 0, cross_attention.heads"
     jax.clear_caches()
     hides_one = np.arange(64) != 4
     monkeypatch.setattr(Padding, "__call__", lambda self, query, key: hides_one[None, : key.length])
-    assert "0 spurious edges; 8 missing edges" in examine(subject, "reads its source").detail
+    assert (
+        "0 unexpected dependencies; 8 missing" in check_property(subject, "reads its source").detail
+    )
 
 
-def test_every_chunking_is_held_to_one_pass(monkeypatch):
+def test_model_verification_detects_cache_error_common_to_all_chunk_sizes(monkeypatch):
     """The bug changes the logits by the same factor for all chunk sizes."""
-    advance = certificate.advance
+    advance = certificate.extend
 
     def sharper(*arguments):
         logits, cache = advance(*arguments)
         return 1.01 * logits, cache
 
-    monkeypatch.setattr(certificate, "advance", sharper)
+    monkeypatch.setattr(certificate, "extend", sharper)
     model = tiny.build()
-    assert not examine(subject_of(model, tiny.weights(model, 0)), "cached = full").holds
+    assert not check_property(certified_model(model, tiny.weights(model, 0)), "cached = full").holds
 
 
-def test_who_has_seen_its_target_is_below_the_floor():
+def test_model_verification_rejects_a_model_that_sees_its_targets():
     """The model sees its targets; without that, no model beats chance on random tokens."""
 
     class Told:
@@ -214,19 +222,19 @@ def test_who_has_seen_its_target_is_below_the_floor():
         def apply(self, variables, tokens):
             return 9.0 * jax.nn.one_hot(jnp.roll(tokens, -1, axis=1), self.config.vocab_size)
 
-    found = examine(Subject(Told(), {"params": {}}, 16), "loss floor")
+    found = check_property(CertifiedModel(Told(), {"params": {}}, 16), "loss floor")
     assert not found.holds and "0.0" in found.detail
 
 
-def test_unsupported_models_and_arguments_are_refused():
-    model = tiny.build(kind=jf.ConvolutionalConfig, causal=False)
+def test_certify_refuses_unsupported_models_and_arguments():
+    model = centred()
     with pytest.raises(ValueError, match="not autoregressive"):
         next(certify(model, tiny.weights(model, 0)))
     model = tiny.build()
     for length in (11, 17):
-        with pytest.raises(ValueError, match=f"length is {length}; it must be in 12 … 16"):
+        with pytest.raises(ValueError, match=f"length is {length}; it must be between 12 and 16"):
             next(certify(model, tiny.weights(model, 0), length=length))
     with pytest.raises(ValueError, match="seed is -1; it must be a whole number"):
         next(certify(model, tiny.weights(model, 0), seed=-1))
-    with pytest.raises(ValueError, match="they must hold 'params'"):
+    with pytest.raises(ValueError, match="they must contain 'params'"):
         next(certify(model, tiny.weights(model, 0)["params"]))

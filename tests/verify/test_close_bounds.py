@@ -43,28 +43,29 @@ def narrow_program(seed, kinds):
     return run
 
 
-def test_values_in_a_narrow_range_keep_their_dependencies():
+@pytest.mark.slow
+def test_taint_analysis_finds_dependencies_of_nearly_constant_values():
     total = 0
-    for seed in range(12):
+    for seed in range(7):
         wrong, num = missed(narrow_program(seed, (_moved, _reshaped)), seed)
         assert not wrong, seed
         total += num
-    assert total > 60
+    assert total > 30
 
 
 @pytest.mark.slow
-def test_sums_of_values_in_a_narrow_range_keep_their_dependencies():
+def test_taint_analysis_finds_dependencies_of_nearly_constant_sums():
     for seed in range(20):
         assert not missed(narrow_program(seed, (_moved, _reduced)), seed)[0], seed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kinds", [(_moved, _reshaped, _number), (_moved, _reduced)])
-def test_programs_in_double_precision_miss_no_dependency(kinds):
+def test_taint_analysis_finds_all_dependencies_of_float64_programs(kinds):
     for seed in range(20):
         assert not missed(program(seed, kinds), seed)[0], seed
 
 
-def test_a_small_derivative_is_not_rounded_to_zero():
+def test_tiny_nonzero_derivative_is_reported_as_a_dependency():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(LENGTH, 3)))
     assert edges(lambda x: 1e-60 * jnp.cumsum(x, axis=0), x, "derivative").sum() == 15

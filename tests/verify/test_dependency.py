@@ -44,23 +44,25 @@ class Attention(nnx.Module):
 
 
 @pytest.mark.parametrize("witness", ["taint", "derivative", "change", None])
-def test_a_plain_function_is_causal(witness):
+def test_each_dependency_analysis_finds_that_a_running_mean_is_causal(witness):
     x, witnesses = tiny.embeddings(0, LENGTH, 4), witness and (witness,)
     found = assert_dependencies(running_mean, x, rules.causal(LENGTH), witnesses=witnesses)
     assert not found.disagreements and not found.remarks
 
 
 @pytest.mark.slow
-def test_a_model_of_another_library_is_causal():
+def test_dependency_matrix_accepts_a_model_of_another_library():
     tokens = np.arange(LENGTH)
     found = assert_dependencies(Attention(), tokens, rules.causal(LENGTH))
     assert set(found.witnesses) == {"taint", "change"} and not found.disagreements
 
 
 @pytest.mark.slow
-def test_a_mask_off_by_one_is_reported_with_its_edges():
+def test_unexpected_dependencies_of_a_shifted_mask_are_listed():
     """It finds seven spurious edges, each one position ahead, and their effects."""
-    with pytest.raises(AssertionError, match=r"7 spurious edges: output \d ← input \d \(1\.\d+\)"):
+    with pytest.raises(
+        AssertionError, match=r"7 unexpected dependencies: output \d ← input \d \(1\.\d+\)"
+    ):
         assert_dependencies(Attention(shift=1), np.arange(LENGTH), rules.causal(LENGTH))
     compared = compare(
         dependency_matrix(Attention(shift=1), np.arange(LENGTH)), rules.causal(LENGTH)
@@ -73,16 +75,18 @@ def test_a_mask_off_by_one_is_reported_with_its_edges():
     assert effects == sorted(effects, reverse=True) and effects[-1] > 0
 
 
-def test_a_failure_says_what_taint_has_no_rule_for():
+def test_assertion_message_lists_primitives_unknown_to_taint_analysis():
     """The message says that the edges may come from a missing rule only."""
     x = tiny.embeddings(0, 3, 3)
-    with pytest.raises(AssertionError, match=r"spurious edges.*; taint has no rule for cholesky"):
+    with pytest.raises(
+        AssertionError, match=r"unexpected.*; taint analysis has no rule for cholesky"
+    ):
         assert_dependencies(lambda x: jnp.linalg.cholesky(x @ x.T), x, rules.visible(3, window=1))
 
 
-def test_an_edge_that_is_not_there_is_missed():
+def test_assertion_lists_expected_dependencies_that_a_function_lacks():
     x, rule = tiny.embeddings(0, LENGTH, 4), rules.bidirectional(LENGTH)
-    with pytest.raises(AssertionError, match="28 missing edges"):
+    with pytest.raises(AssertionError, match="28 missing dependencies"):
         assert_dependencies(running_mean, x, rule)
     compared = compare(dependency_matrix(running_mean, x), rule)
     assert len(compared.missing) == LENGTH * (LENGTH - 1) // 2 and not compared.spurious
@@ -106,7 +110,7 @@ def test_a_convolution_by_fft_is_causal_up_to_rounding():
     """With the advice of the error message it holds. By default its rounding is spurious edges."""
     x, rule = tiny.embeddings(0, LENGTH, 4), rules.causal(LENGTH)
     with pytest.raises(
-        AssertionError, match=r"if this is rounding, pass atol=\de-0[67] and"
+        AssertionError, match=r"if they are rounding errors, pass atol=\de-0[67] and"
     ) as said:
         assert_dependencies(convolve, x, rule)
     atol = float(re.findall(r"atol=(\S+)", str(said.value))[0])
@@ -118,7 +122,7 @@ def test_a_convolution_by_fft_is_causal_up_to_rounding():
 
 
 @pytest.mark.parametrize("witness", MEASURED)
-def test_an_effect_above_atol_is_a_dependency(witness):
+def test_only_effects_larger_than_atol_are_reported_as_dependencies(witness):
     """The effects of four inputs are 1, 1e-3, 1e-6 and 1e-9 of the same value."""
     sizes = jnp.asarray([1.0, 1e-3, 1e-6, 1e-9])
     x, others = jnp.ones((4, 1)), jnp.full((4, 1), 2.0)
@@ -135,7 +139,7 @@ def test_an_effect_above_atol_is_a_dependency(witness):
         np.testing.assert_array_equal(found.matrix, wanted)
 
 
-def test_atol_removes_no_path_that_taint_finds():
+def test_atol_does_not_affect_taint_analysis():
     """Neither a path whose effect is 0 now, as behind weights of zero, nor one that is small."""
     x = tiny.embeddings(0, LENGTH, 4)
     for factor in (0.0, 1e-9):
@@ -148,12 +152,12 @@ def test_atol_removes_no_path_that_taint_finds():
 
 
 @pytest.mark.parametrize("atol", [-1e-9, float("nan"), float("inf"), "0", None])
-def test_another_atol_is_refused(atol):
+def test_dependency_matrix_rejects_invalid_atol(atol):
     with pytest.raises(ValueError, match="atol is"):
         dependency_matrix(running_mean, jnp.ones((3, 2)), atol=atol)
 
 
-def test_a_large_spurious_edge_is_not_called_rounding():
+def test_large_unexpected_dependency_is_not_explained_by_rounding():
     with pytest.raises(AssertionError) as said:
         assert_dependencies(running_mean, tiny.embeddings(0, 4, 2), rules.visible(4, window=1))
     assert "atol" not in str(said.value)
@@ -174,50 +178,52 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "cnn"))
-def test_three_witnesses_find_the_rule(name):
-    """From embeddings to hidden states, on two rows with different documents and padding."""
+def test_all_dependency_analyses_agree_with_the_masks_of_each_model(name):
+    """From embeddings to hidden states, on two sequences with different documents and padding."""
     model = tiny.build(**MODELS[name])
     variables, x = tiny.weights(model, 0), tiny.embeddings(0, 2, 10, model.config.embed_dim)
-    segments = np.array([[1, 1, 1, 0, 2, 2, 2, 2, 2, 2], [0, 1, 1, 1, 0, 1, 1, 1, 1, 0]])
+    segment_ids = np.array([[1, 1, 1, 0, 2, 2, 2, 2, 2, 2], [0, 1, 1, 1, 0, 1, 1, 1, 1, 0]])
 
     def hidden(x):
-        return model.apply(variables, x, jnp.asarray(segments), method="hidden_states")
+        return model.apply(variables, x, jnp.asarray(segment_ids), method="hidden_states")
 
-    found = assert_dependencies(hidden, x, rules.of(model.config, segments))
+    found = assert_dependencies(hidden, x, rules.model_rule(model.config, segment_ids))
     assert set(found.witnesses) == {"taint", "derivative", "change"}
     assert not found.disagreements and not found.remarks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [jf.EncoderDecoderConfig, jf.RecurrentEncoderDecoderConfig])
-def test_a_source_is_read_by_every_output(kind):
+def test_encoder_decoder_outputs_depend_on_every_source_token(kind):
     model = tiny.build(kind=kind)
     variables, source = tiny.weights(model, 0), tiny.embeddings(0, 2, 7, 8)
     there, tokens = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1, 1]]), tiny.tokens(0, 2, 5)
 
     def logits(source):
-        read = {"source": source, "source_segments": jnp.asarray(there)}
+        read = {"source": source, "source_segment_ids": jnp.asarray(there)}
         return model.apply(variables, tokens, **read)
 
-    assert_dependencies(logits, source, rules.of_source(np.ones((2, 5), int), there))
+    assert_dependencies(logits, source, rules.source_rule(np.ones((2, 5), int), there))
 
 
 @pytest.mark.slow
 @settings(max_examples=3)  # each example is traced again
 @given(seed=tiny.seeds)
-def test_tokens_are_followed_as_embeddings_are(seed):
+def test_dependencies_on_token_ids_equal_those_expected_from_masks(seed):
     model = tiny.build(window=2)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, 6)
     found = dependency_matrix(
         lambda tokens: model.apply(variables, tokens), tokens, witnesses=("taint",)
     )
-    np.testing.assert_array_equal(found.matrix, rules.of(model.config, np.ones((1, 6), int)))
+    np.testing.assert_array_equal(
+        found.matrix, rules.model_rule(model.config, np.ones((1, 6), int))
+    )
 
 
 # ---- limits of the witnesses
 
 
-def test_a_witness_that_misses_a_path_gives_a_reason():
+def test_disagreement_between_dependency_analyses_states_a_reason():
     """Paths without an effect: terms that cancel, and a ReLU below 0."""
     x = jnp.abs(tiny.embeddings(0, 3, 2)) + 1.0
     cancelled = dependency_matrix(lambda x: x + (x[:1] - x[:1]), x)
@@ -228,7 +234,7 @@ def test_a_witness_that_misses_a_path_gives_a_reason():
 
 
 @pytest.mark.parametrize("witness", ["taint", "derivative", "change"])
-def test_every_feature_counts(witness):
+def test_dependency_through_a_single_feature_is_found_by_each_analysis(witness):
     """A leak through any single feature is found."""
     for feature in range(4):
         leak = np.eye(4, dtype=np.float32)[feature]
@@ -238,16 +244,16 @@ def test_every_feature_counts(witness):
         assert found.matrix[:, 0].all(), feature
 
 
-def test_infinity_gets_past_a_zero():
+def test_zero_times_infinity_is_reported_as_a_dependency():
     """0 × ∞ is NaN, so "change" sees an effect where taint follows no path, and says why."""
     x, others = jnp.ones((3, 2)), jnp.full((3, 2), jnp.inf)
     found = dependency_matrix(lambda x: x + 0 * x.sum(axis=0), x, others=others)
     assert found.matrix.all() and found.effects.max() == np.inf
-    assert any("infinite" in entry.why for entry in found.disagreements)
+    assert any("infinity" in entry.why for entry in found.disagreements)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32])
-def test_ids_of_any_width_are_changed(dtype):
+def test_dependency_matrix_perturbs_token_ids_of_any_integer_dtype(dtype):
     found = dependency_matrix(
         lambda ids: jnp.cumsum(ids, dtype=ids.dtype), np.arange(5, dtype=dtype)
     )
@@ -255,7 +261,7 @@ def test_ids_of_any_width_are_changed(dtype):
     assert not found.disagreements
 
 
-def test_a_missing_derivative_is_skipped_and_reported():
+def test_dependency_matrix_adds_remark_if_reverse_mode_is_unsupported():
     def function(x):
         return jax.lax.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] * 2), (0, x))[1]
 
@@ -267,7 +273,7 @@ def test_a_missing_derivative_is_skipped_and_reported():
         dependency_matrix(function, x, witnesses=("derivative",))
 
 
-def test_a_sample_does_not_change_what_taint_finds():
+def test_sampling_of_tested_inputs_does_not_affect_taint_analysis():
     """Taint finds all paths whichever inputs `sample` selects for the other witnesses."""
     z = jnp.array([[-1.0], [1.0], [1.0], [1.0]])
 
@@ -279,7 +285,7 @@ def test_a_sample_does_not_change_what_taint_finds():
         assert dependency_matrix(function, z, **how).matrix[:, 1].all()
 
 
-def test_a_primitive_without_a_rule_is_a_remark():
+def test_primitive_unknown_to_taint_analysis_adds_a_remark_to_the_result():
     x = tiny.embeddings(0, 3, 3)
     found = dependency_matrix(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(3)), x)
     assert "no rule for" in found.remarks[0] and "cholesky" in found.remarks[0]
@@ -287,7 +293,7 @@ def test_a_primitive_without_a_rule_is_a_remark():
 
 
 @pytest.mark.parametrize("sample", [1, 3])
-def test_a_sample_has_the_given_size(sample):
+def test_sample_argument_of_dependency_matrix_limits_number_of_tested_inputs(sample):
     found = dependency_matrix(running_mean, tiny.embeddings(0, LENGTH, 4), sample=sample)
     others = sample * LENGTH
     assert found.witnesses == {"taint": LENGTH**2, "derivative": others, "change": others}
@@ -299,7 +305,7 @@ def test_a_sample_has_the_given_size(sample):
 REFUSED = {
     "witness is 'guess'; it must be one of taint": {"witnesses": ("guess",)},
     "witnesses is empty": {"witnesses": ()},
-    "inputs are integers, of which there is no derivative": {
+    "needs float inputs, but inputs are integers": {
         "inputs": np.arange(3),
         "witnesses": ("derivative",),
     },
@@ -309,14 +315,14 @@ REFUSED = {
     "sample is 2.5; it must be a whole number": {"sample": 2.5},
     "seed is -1; it must be a whole number of at least 0": {"seed": -1},
     "witnesses is 'taint'; it must be a tuple": {"witnesses": "taint"},
-    "inputs are dict; they must be one array": {"inputs": {"x": 1}},
-    "others are what inputs are at 0; they must differ": {"others": np.ones((3, 2), np.float32)},
-    "others are": {"others": np.ones((2, 2))},
+    "inputs have type dict; pass one array": {"inputs": {"x": 1}},
+    "others equal inputs at position 0; they must differ": {"others": np.ones((3, 2), np.float32)},
+    "others have shape": {"others": np.ones((2, 2))},
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_bad_arguments_are_refused(message):
+def test_dependency_matrix_and_compare_reject_invalid_arguments(message):
     given = {"function": running_mean, "inputs": np.ones((3, 2), np.float32), **REFUSED[message]}
     with pytest.raises(ValueError) as error:
         dependency_matrix(given.pop("function"), given.pop("inputs"), **given)

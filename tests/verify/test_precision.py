@@ -3,8 +3,8 @@
 import pytest
 
 import jaxformer as jf
-from jaxformer.verify.certificate import examine
-from jaxformer.verify.subject import subject_of
+from jaxformer.verify.certificate import check_property
+from jaxformer.verify.certified_model import certified_model
 from tests.properties import tiny
 from tests.slow import mostly_rare
 
@@ -20,23 +20,23 @@ KINDS = {
 
 def subject(dtype="bfloat16", **options):
     model = tiny.build(dtype=dtype, **options)
-    return subject_of(model, tiny.weights(model, 0))
+    return certified_model(model, tiny.weights(model, 0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_rare(KINDS, *list(KINDS)[:1]))
-def test_a_sound_bfloat16_model_is_as_exact_as_its_twin(kind):
+def test_verification_of_bfloat16_model_equals_that_of_float32_model(kind):
     """Both run the same arithmetic in the same order, so the details are equal."""
     half, single = subject(**KINDS[kind]), subject("float32", **KINDS[kind])
     for name in ROUNDED:
-        found, twin = examine(half, name), examine(single, name)
+        found, twin = check_property(half, name), check_property(single, name)
         assert found.holds and found.detail == f"{twin.detail}; in float32", found
 
 
-def test_every_property_says_in_which_precision_it_was_found():
+def test_model_verification_states_the_dtype_of_each_check():
     half, single = subject(num_layers=1), subject("float32", num_layers=1)
     for name in ("deterministic", "loss floor", "finite in bfloat16"):
-        said = ("; in float32" in examine(x, name).detail for x in (half, single))
+        said = ("; in float32" in check_property(x, name).detail for x in (half, single))
         assert tuple(said) == (name != "finite in bfloat16", False)
 
 
@@ -50,8 +50,8 @@ class OffCache(jf.Decoder):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_cache_that_is_off_by_two_in_a_thousand_fails(dtype):
+def test_model_verification_detects_an_error_of_2_per_mille_in_cached_logits(dtype):
     sound = tiny.build(dtype=dtype)
     model = OffCache(sound.config, execution=sound.execution)
-    found = examine(subject_of(model, tiny.weights(model, 0)), "cached = full")
-    assert not found.holds and "off by 0.00" in found.detail
+    found = check_property(certified_model(model, tiny.weights(model, 0)), "cached = full")
+    assert not found.holds and "differ by 0.00" in found.detail

@@ -210,19 +210,19 @@ FUNCTIONS = STRUCTURAL | LOOPS
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_path_and_no_other(name):
+def test_taint_analysis_of_a_jax_primitive_finds_exact_dependencies(name):
     function, expected = FUNCTIONS[name]
     np.testing.assert_array_equal(found(function, tiny.embeddings(0, LENGTH, 4)), expected)
 
 
-def test_a_step_that_is_not_taken_could_have_been_an_earlier_one():
+def test_dependency_is_found_if_a_zero_blocks_it_in_only_one_loop_step():
     """A 0 in the evaluated step must not stop the paths of other steps."""
     assert found(_too_late, tiny.embeddings(0, LENGTH, 4))[1, 5]
 
 
 @pytest.mark.rare
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_what_changes_has_a_path(name):
+def test_changing_inputs_of_jax_primitives_changes_only_dependent_outputs(name):
     """It is tested at many points, because inputs change the number of steps."""
     function, expected = FUNCTIONS[name]
     x = tiny.embeddings(0, LENGTH, 4)

@@ -30,7 +30,7 @@ def changed(function, rng, tries: int):
         pytest.param(CHOOSING, id="choosing"),
     ],
 )
-def test_taint_contains_every_dependency_and_little_else(kinds):
+def test_taint_analysis_of_random_programs_finds_all_dependencies(kinds):
     """Brute force with few tries misses paths of steps that depend on values."""
     edges = spurious = 0
     for seed in range(15):

@@ -24,9 +24,9 @@ DRAWN = {
     "padded": (rules.causal([0, 1, 0, 1]), ".... .x.. .... .x.x"),
     "a document again is another": (rules.causal([1, 2, 1]), "x.. .x. ..x"),
     "a window counts tokens, not padding": (rules.visible([1, 0, 1], window=2), "x.. ... x.x"),
-    # Lecture 11 §8: width 2 on four positions has seven edges, centred width 3 has ten.
+    # Lecture 11 §8: a causal convolution of width 2 has seven edges, a centred one of width 3 ten.
     "causal convolution": (rules.convolved(4, 2), "x... xx.. .xx. ..xx"),
-    "centred convolution": (rules.convolved(4, 3, causal=False), "xx.. xxx. .xxx ..xx"),
+    "centred convolution": (rules.near(4, 1), "xx.. xxx. .xxx ..xx"),
     "dilated convolution": (rules.convolved(5, 2, dilation=2), "x.... .x... x.x.. .x.x. ..x.x"),
     "two windows": (
         rules.composed([rules.visible(5, window=2)] * 2, 5),
@@ -41,35 +41,39 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_rule_is_its_drawing(name):
+def test_computed_dependency_tables_equal_hand_drawn_tables(name):
     made, drawing = DRAWN[name]
     np.testing.assert_array_equal(made, table(drawing))
 
 
-def test_edges_as_the_lecture_counts_them():
+def test_convolutions_of_width_2_and_3_have_7_and_10_dependencies():
     """Width 2 has seven edges, including 4→4, which the lecture omits; centred width 3 has ten."""
-    assert rules.convolved(4, 2).sum() == 7 and rules.convolved(4, 3, causal=False).sum() == 10
+    assert rules.convolved(4, 2).sum() == 7 and rules.near(4, 1).sum() == 10
 
 
-@given(segments=tiny.segment_rows(), layers=st.integers(1, 4), window=st.integers(1, 5))
-def test_layers_of_a_window_reach_as_far_as_they_add_up_to(segments, layers, window):
+@given(segment_ids=tiny.segment_sequences(), layers=st.integers(1, 4), window=st.integers(1, 5))
+def test_windows_of_several_layers_equal_one_window_of_their_combined_range(
+    segment_ids, layers, window
+):
     """L layers that see w tokens each reach 1 + L (w − 1)."""
-    seen = [rules.visible(segments, window=window)] * layers
-    whole = rules.visible(segments, window=1 + layers * (window - 1))
-    np.testing.assert_array_equal(rules.composed(seen, segments), whole)
+    seen = [rules.visible(segment_ids, window=window)] * layers
+    whole = rules.visible(segment_ids, window=1 + layers * (window - 1))
+    np.testing.assert_array_equal(rules.composed(seen, segment_ids), whole)
 
 
-def test_a_rule_of_each_config():
-    rows = [[1, 1, 1], [1, 2, 0]]
-    for config, row in (
+def test_dependency_table_of_each_model_config_equals_hand_drawn_table():
+    segment_ids = [[1, 1, 1], [1, 2, 0]]
+    for config, drawing in (
         (jf.DecoderConfig(), "x.. xx. xxx"),
         (jf.DecoderConfig(prefix=2), "xx. xx. xxx"),
         (jf.EncoderConfig(), "xxx xxx xxx"),
         (jf.RecurrentConfig(), "x.. xx. xxx"),
         (jf.ConvolutionalConfig(num_layers=1, kernel_size=2), "x.. xx. .xx"),
     ):
-        made = rules.of(config, rows)
-        np.testing.assert_array_equal(made[0, :, 0], table(row))
+        made = rules.model_rule(config, segment_ids)
+        np.testing.assert_array_equal(made[0, :, 0], table(drawing))
         np.testing.assert_array_equal(made[1, :, 1], table("x.. .x. ..."))
         assert not made[0, :, 1].any() and not made[1, :, 0].any()
-    np.testing.assert_array_equal(rules.of_source([[1, 0]], [[0, 1, 1]])[0, :, 0], table(".xx ..."))
+    np.testing.assert_array_equal(
+        rules.source_rule([[1, 0]], [[0, 1, 1]])[0, :, 0], table(".xx ...")
+    )

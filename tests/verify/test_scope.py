@@ -1,4 +1,4 @@
-"""Models that only leak in large batches, in long rows or in bfloat16."""
+"""Models that only leak in large batches, in long sequences or in bfloat16."""
 
 import json
 
@@ -7,8 +7,8 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.verify import RemarkWarning, certificate, certify, dependency
-from jaxformer.verify.certificate import examine
-from jaxformer.verify.subject import subject_of
+from jaxformer.verify.certificate import check_property
+from jaxformer.verify.certified_model import certified_model
 from tests.properties import tiny
 from tests.slow import mostly_rare, mostly_slow
 
@@ -34,7 +34,7 @@ class Leaky(jf.Decoder):
 
 @pytest.fixture(autouse=True)
 def without_blocks(monkeypatch):
-    monkeypatch.setattr(certificate, "first_broken", lambda subject: None)
+    monkeypatch.setattr(certificate, "first_failing_layer", lambda subject: None)
 
 
 MODEL = tiny.build(num_layers=1)
@@ -46,15 +46,17 @@ SCOPES = {
 
 
 @pytest.mark.parametrize("when", mostly_slow(SCOPES))
-def test_a_leak_is_found_in_the_given_scope(when, monkeypatch):
+def test_model_verification_finds_leak_at_given_length_and_batch_size_and_dtype(when, monkeypatch):
     monkeypatch.setattr(dependency, "WITNESSES", ("taint",))
     model, variables = Leaky(MODEL.config, MODEL.execution, when=when), tiny.weights(MODEL, 0)
-    assert examine(subject_of(model, variables, length=12), "causal").holds
-    found = examine(subject_of(model, variables, **SCOPES[when]), "causal")
-    assert not found.holds and "spurious" in found.detail
+    assert check_property(certified_model(model, variables, length=12), "causal").holds
+    found = check_property(certified_model(model, variables, **SCOPES[when]), "causal")
+    assert not found.holds and "unexpected" in found.detail
     assert ("; in bfloat16" in found.detail) == (when == "bfloat16")
     if when == "batch":
-        alone = examine(subject_of(model, variables, **SCOPES[when]), "batch-independent")
+        alone = check_property(
+            certified_model(model, variables, **SCOPES[when]), "batch-independent"
+        )
         assert not alone.holds
 
 
@@ -64,16 +66,16 @@ def test_a_leak_is_found_in_the_given_scope(when, monkeypatch):
     "kind",
     mostly_rare([jf.DecoderConfig, jf.RecurrentConfig, jf.EncoderConfig], jf.RecurrentConfig),
 )
-def test_a_sound_model_has_its_certificate_in_either_dtype(kind, dtype):
+def test_correct_model_passes_verification_in_float32_and_bfloat16(kind, dtype):
     model = tiny.build(kind=kind)
     options = {"length": 12, "batch_size": 5, "dtype": dtype}
     found = list(certify(model, tiny.weights(model, 0), **options))
     assert all(entry.holds for entry in found), found
-    assert any("row 2 of 5" in entry.detail for entry in found)
+    assert any("batch element 2 of 5" in entry.detail for entry in found)
 
 
 @pytest.mark.slow
-def test_a_kernel_without_a_rule_is_checked_by_the_other_witnesses(monkeypatch):
+def test_certify_uses_other_methods_if_taint_analysis_lacks_a_primitive(monkeypatch):
     """`certify` warns about it, unless remarks are allowed. A fused GPU kernel is such a case."""
     from jaxformer.verify import taint
 
@@ -87,7 +89,7 @@ def test_a_kernel_without_a_rule_is_checked_by_the_other_witnesses(monkeypatch):
     variables = tiny.weights(MODEL, 0)
     with pytest.warns(RemarkWarning, match="taint"):
         (found,) = certify(MODEL, variables, length=12)
-    assert found.holds and "by derivative, change" in found.detail
+    assert found.holds and "checked by derivatives and perturbation" in found.detail
     assert "no rule for dot_general" in found.detail
     list(certify(MODEL, variables, length=12, allow_remarks=True))
 
@@ -100,18 +102,22 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_an_invalid_scope_is_refused(message):
+def test_model_verification_rejects_invalid_batch_size_and_dtype(message):
     with pytest.raises(ValueError, match=message):
-        subject_of(MODEL, {"params": {}}, **REFUSED[message])
+        certified_model(MODEL, {"params": {}}, **REFUSED[message])
 
 
-def test_the_command_passes_its_scope_on(tmp_path, capsys, monkeypatch):
+def test_verify_command_applies_given_length_and_batch_size_and_dtype(
+    tmp_path, capsys, monkeypatch
+):
     from jaxformer.cli import main
 
     monkeypatch.setattr(certificate, "PROPERTIES", {"deterministic": certificate._deterministic})
     monkeypatch.setattr("jaxformer.verify.comparison.draw_dependency", lambda *_: None)
     monkeypatch.setattr(
-        "jaxformer.verify.subject.Subject.dependency", property(lambda self: None), raising=False
+        "jaxformer.verify.certified_model.CertifiedModel.dependency",
+        property(lambda self: None),
+        raising=False,
     )
     folder = tmp_path / "model"
     jf.save(folder, MODEL, tiny.weights(MODEL, 0))

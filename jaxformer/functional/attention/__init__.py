@@ -1,1 +1,1 @@
-"""Attention: the formula, what each query sees, and the forms in which devices compute it."""
+"""Attention: the formula, masks, scores, and implementations for CPU, GPU and TPU."""

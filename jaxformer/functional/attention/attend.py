@@ -1,8 +1,9 @@
 """Scaled dot-product attention: softmax(Q Kᵀ / √d + bias + mask) V.
 
-`attend` computes it for the queries of one layer; `Context` says what they attend to. The axis of
-heads precedes the axis of positions, [*batch, heads, length, head_dim], because a cache in this
-layout is read fastest. `dot_product.dot_product_attention` is the same for single arrays.
+`attend` computes this formula for the queries of one layer. A `Context` holds the mask, the
+positions and the scores of the layer. Arrays are [*batch, heads, length, head_dim], because a cache
+in this layout is read fastest. `dot_product.dot_product_attention` is the public function for plain
+arrays.
 
 Grouped heads (Ainslie et al. 2023): keys and values may have fewer heads than the queries. Each key
 head then serves num_heads / num_kv_heads consecutive query heads.
@@ -24,50 +25,51 @@ from jaxformer.functional.attention.heads import group_heads, over_heads, ungrou
 from jaxformer.functional.attention.masks import DenseMask, Mask, Padding
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.hooks import NO_HOOK, HookFunction
 from jaxformer.functional.linear.products import contract
 from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.symbolic import is_known
-from jaxformer.functional.taps import NO_TAP, TapFunction
 
 
 def attend(
     query: Float[Array, "*batch heads queries d"],
-    key: Float[Array, "*rows kv_heads keys d"],
-    value: Float[Array, "*rows kv_heads keys v"],
+    key: Float[Array, "*key_batch kv_heads keys d"],
+    value: Float[Array, "*key_batch kv_heads keys v"],
     context: Context,
-    tap: TapFunction = NO_TAP,
+    hook: HookFunction = NO_HOOK,
 ) -> Float[Array, "*batch heads queries v"]:
-    """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(s_ij) over the keys j that query i sees.
+    """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(s_ij) over the keys j visible to query i.
 
-    The output of a query that sees no key is zero, and its gradients are finite. If the batch has n
-    times as many elements as the keys have rows, n consecutive elements share a row.
+    Queries without visible keys give zeros, with finite gradients. If the queries have n times the
+    batch size of the keys, n consecutive batch elements share keys and values.
 
     Args:
-        query: q.
-        key: k; kv_heads divides heads.
-        value: v.
-        context: what the queries attend to.
-        tap: receives the weights, with explicit attention.
+        query: the queries q.
+        key: the keys k; heads must be a multiple of kv_heads.
+        value: the values v.
+        context: the mask, the positions and the scores.
+        hook: receives the attention weights; only explicit attention calls it.
 
     Reference:
         Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
     """
     context = replace(context, scores=context.scores.for_heads(query.shape[-1]))
     if context.implementation != "step":
-        if context.keys.segments is not None:
+        if context.keys.segment_ids is not None:
             context = replace(context, mask=context.mask & Padding())
         query, key, value = _zero_masked(query, key, value, context)
-        is_known_length = is_known(query.shape[-2], key.shape[-2])  # blocks need a known length
+        # Attention in tiles requires static lengths.
+        is_known_length = is_known(query.shape[-2], key.shape[-2])
         if context.implementation != "explicit" and is_known_length:
             if key.shape[:-3] != query.shape[:-3]:
-                context = replace(context, keys=context.keys.repeat_rows(len(query)))
+                context = replace(context, keys=context.keys.repeat_batch(len(query)))
                 key, value = (jnp.repeat(x, len(query) // len(x), axis=0) for x in (key, value))
             attention = _attention_in_tiles(query, key, value, context)
             places = context.mask, context.queries, context.keys
             return attention(query, key, value, *places, context.scores)
 
-    # All scores at once. All queries that share a key head are one axis: otherwise XLA:CPU
-    # transposes a cache at every step.
+    # The code below computes all scores in one array. The queries that share a key head form one
+    # axis, because otherwise XLA:CPU transposes the cache at every step.
     grouped = group_heads(query, key)
     folded = grouped.reshape(*key.shape[:-2], -1, key.shape[-1])
     products = contract("...qd,...sd->...qs", folded, key, jnp.float32)
@@ -78,7 +80,7 @@ def attend(
     sink = None if sink is None else sink[..., None]
     weights = softmax(jnp.where(visible, scores, -jnp.inf), sink)
 
-    weights = tap(context.point, ungroup_heads(weights, query.shape[:-2]))
+    weights = hook(context.hook_point, ungroup_heads(weights, query.shape[:-2]))
     weights = group_heads(weights, key).reshape(*key.shape[:-2], -1, key.shape[-2])
     output = contract("...qs,...sd->...qd", weights.astype(value.dtype), value)
     return ungroup_heads(output.reshape(*grouped.shape[:-1], -1), query.shape[:-2])
@@ -86,24 +88,25 @@ def attend(
 
 def _zero_masked(
     query: Float[Array, "*batch heads queries d"],
-    key: Float[Array, "*rows kv_heads keys d"],
-    value: Float[Array, "*rows kv_heads keys v"],
+    key: Float[Array, "*key_batch kv_heads keys d"],
+    value: Float[Array, "*key_batch kv_heads keys v"],
     context: Context,
 ) -> tuple[
     Float[Array, "*batch heads queries d"],
-    Float[Array, "*rows kv_heads keys d"],
-    Float[Array, "*rows kv_heads keys v"],
+    Float[Array, "*key_batch kv_heads keys d"],
+    Float[Array, "*key_batch kv_heads keys v"],
 ]:
-    """Zeroes padding, keys that no query sees and queries that see no key.
+    """Zeroes padding, keys that no query attends to, and queries without visible keys.
 
-    The attention weights there are 0, but 0 × NaN is NaN, forward and backward. Visibility is read
-    from dense masks and segments only.
+    Otherwise, NaN in a token with attention weights 0 would enter the output and the gradients,
+    because 0 × NaN is NaN. The function considers only dense masks and segment ids, not the other
+    rules of the mask.
     """
     arrays = [rule.array for rule in context.mask.rules() if type(rule) is DenseMask]
     seen_keys, seeing_queries = ([array.any(axis=axis) for array in arrays] for axis in (-2, -1))
     for real, info in ((seen_keys, context.keys), (seeing_queries, context.queries)):
-        if info.segments is not None:
-            real.append(info.segments != 0)
+        if info.segment_ids is not None:
+            real.append(info.segment_ids != 0)
     for is_seen in seen_keys:
         key, value = (jnp.where(is_seen[..., None, :, None], x, 0) for x in (key, value))
     for sees in seeing_queries:
@@ -117,17 +120,17 @@ def chosen_kernel(
     value: Float[Array, "*batch kv_heads keys v"],
     context: Context,
 ) -> FusedKernel | None:
-    """Returns the first fused kernel that supports these arguments; None: blockwise attention.
+    """Returns the first fused kernel that supports these arguments; None for blockwise attention.
 
     Raises:
-        ValueError: the implementation is "fused", but no kernel supports the arguments.
+        ValueError: The implementation is "fused", but no kernel supports the arguments.
     """
     if context.implementation == "blockwise" or not is_known(*query.shape, *key.shape):
         return None
     kernels = context.placement.fused_kernels
     kernel, reason = first_supporting(kernels, query, key, value, context)
     if kernel is None and kernels and context.implementation == "fused":
-        raise ValueError(f'attention "fused" cannot run this: {reason}')
+        raise ValueError(f'attention="fused" is not possible: {reason}; use "auto"')
     return kernel
 
 
@@ -154,7 +157,7 @@ def _attention_in_tiles(
         of_arguments = replace(context, mask=mask, queries=queries, keys=keys, scores=scores)
         return kernel.attention(query, key, value, of_arguments)
 
-    # Kernels have a gradient, but no derivative in forward mode.
+    # The kernels define a backward pass, but not forward-mode derivatives.
     return own_gradient(
         fused,
         partial(jax.vjp, fused),

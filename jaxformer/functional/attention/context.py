@@ -1,4 +1,4 @@
-"""What the queries of a layer attend to: their row, the slots of a cache, or a source."""
+"""Context of attention: which keys the queries of a layer attend to, and how."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -9,31 +9,34 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.slots import Slots, write_slots
+from jaxformer.functional.cache.slots import Slots, write_key_values
 from jaxformer.functional.placement import OneDevice, Placement
 
-KeysValues = tuple[Float[Array, "rows kv_heads keys d"], Float[Array, "rows kv_heads keys d"]]
+KeysValues = tuple[Float[Array, "batch kv_heads keys d"], Float[Array, "batch kv_heads keys d"]]
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the queries of a layer attend to: their row, the slots of a cache, or a source.
+    """Keys, mask and scores of attention in one layer.
+
+    The keys come from the same sequence, a cache, or an encoder's output.
 
     Attributes:
-        mask: which of the keys each query sees.
+        mask: which keys each query attends to.
         queries: positions and documents of the queries.
         keys: positions and documents of the keys.
-        scores: scale, cap and bias.
-        implementation: "explicit", "blockwise", "fused", or "auto": fused where it supports the
-            arguments, otherwise blockwise. "step" is explicit for few queries over a cache: the
-            mask excludes padding, and `Cache.live_prefix` has set masked keys to zero.
-        written: for a cache, the slot of the first new token, int [], or of each, int [batch, new].
-        positions: the positions of the queries, for rotary positions; None: 0, 1, 2, …
-        point: the name of the point of the weights.
-        in_order: whether positions count the tokens of each document along the row.
-        reads: for a cache, the keys and values that `store` returns: those of its slots after the
-            new tokens are written, of the new tokens only, or of the slots before they are written,
-            followed by those of the new tokens.
+        scores: scale, soft cap and bias of the scores.
+        implementation: "explicit", "blockwise", "fused", "auto" or "step". "auto" selects a fused
+            kernel that supports the arguments, otherwise blockwise attention. "step" is explicit
+            attention for few queries and a cache with zeros in empty slots (`Cache.live_prefix`).
+        written: the slots of the new tokens in a cache; see `cache.slots.write_token_info`.
+        positions: the positions of the queries for the rotary encoding; defaults to 0, 1, 2, …
+        hook_point: the name of the hook point of the attention weights.
+        in_order: whether positions count the tokens of each document in order.
+        reads: which keys and values `store` returns if there is a cache. "slots" selects all
+            cache slots after writing the new tokens. "new tokens" selects only the new tokens.
+            "slots before, and new tokens" selects the cache slots without the new tokens, followed
+            by the new tokens.
         placement: the fused kernels of the platform, and how arrays are sharded.
     """
 
@@ -44,7 +47,7 @@ class Context:
     implementation: str = "auto"
     written: Int[Array, "*tokens"] | None = None
     positions: Int[Array, "*batch queries"] | None = None
-    point: str = "attention.weights"
+    hook_point: str = "attention.weights"
     in_order: bool = False
     reads: Literal["slots", "new tokens", "slots before, and new tokens"] = "slots"
     placement: Placement = OneDevice()  # noqa: RUF009 (frozen)
@@ -52,20 +55,21 @@ class Context:
     def store(
         self, key: Array, value: Array, cached: Slots | None
     ) -> tuple[KeysValues, Slots | None]:
-        """Writes the keys and values of new tokens to the cache of a layer, if there is one.
+        """Writes the keys and values of new tokens into the cache of a layer, if any.
 
         Returns:
-            (the keys and values to attend to, the cache of the layer).
+            (keys_values, slots): the keys and values to attend to, and the updated cache of the
+            layer.
         """
         if cached is None or self.written is None:
             return (key, value), None
         old = (cached.keys, cached.values)
         keys, values = (
-            write_slots(slots, new, self.written)
+            write_key_values(slots, new, self.written)
             for slots, new in zip(old, (key, value), strict=True)
         )
         if self.written.ndim == 0:
-            keys, values = (self.placement.place("cache.slots", x) for x in (keys, values))
+            keys, values = (self.placement.place("cache.key_values", x) for x in (keys, values))
         after = replace(cached, keys=keys, values=values)
         if self.reads == "new tokens":
             return (key, value), after

@@ -1,10 +1,13 @@
-"""Attention by cuDNN's fused kernel for GPUs, which takes numbers of tokens instead of masks.
+"""Attention by cuDNN's fused kernel for GPUs.
 
-- Padding at the end of rows becomes a number of keys for each row.
-- Packed documents become offsets and lengths, on Hopper GPUs and newer (`private_cudnn`).
+The kernel takes sequence lengths instead of masks:
 
-Rows that are packed or padded in another way are known only at run time. Blockwise attention
-computes them.
+- Padding at the end of a sequence is represented by the sequence's number of keys.
+- Packed documents are represented by offsets and lengths, on Hopper GPUs and newer
+  (`private_cudnn`).
+
+The compiled program checks at run time whether the kernel supports the padding and packing of the
+sequences, and otherwise runs blockwise attention.
 
 Reference:
     jax.nn.dot_product_attention; jax._src.cudnn.fused_attention_stablehlo.
@@ -34,13 +37,14 @@ from jaxformer.functional.attention.masks import Causal, Mask, Window
 from jaxformer.functional.attention.private_cudnn import cudnn_attention
 
 DTYPES = (jnp.bfloat16, jnp.float16)
-# The kernel stores a float32 per query, head and document: room for more documents costs memory.
+# The kernel stores one float32 per query, head and document, so many documents would take too much
+# memory.
 _MOST_DOCUMENTS, _TOKENS_PER_DOCUMENT = 32, 64
 
 
 @dataclass(frozen=True)
 class CuDNN:
-    """cuDNN's kernel, a `FusedKernel`.
+    """Fused attention kernel of cuDNN.
 
     Attributes:
         is_hopper: whether the GPUs are of the Hopper generation (compute capability 9.0) or newer.
@@ -69,31 +73,39 @@ class CuDNN:
     ) -> str | None:
         most, head_dim = 256 if self.is_hopper else 128, query.shape[-1]
         if head_dim % 8 or head_dim > most:
-            return f"it needs a head_dim that is a multiple of 8 and at most {most}, not {head_dim}"
+            return (
+                "the kernel needs a head_dim that is a multiple of 8 and at most "
+                f"{most}, not {head_dim}"
+            )
         if key.shape != value.shape:
-            return "it needs keys and values of equal shapes"
+            return "the kernel needs keys and values of equal shapes"
         return None
 
     def _unsupported(self, context: Context) -> str | None:
-        rules, segments = context.mask.rules(), context.keys.segments
+        rules, segment_ids = context.mask.rules(), context.keys.segment_ids
         if context.scores.cap is not None:
-            return "it does not support a cap of the scores"
+            return "the kernel does not support a soft cap of the scores"
         if context.scores.bias is not None:
-            return "it does not support a bias of the scores"
+            return "the kernel does not support a bias of the scores"
         if has_other_positions(context):
-            return "it does not support cached or other positions"
+            return "the kernel does not support cached or explicit positions"
         if not all(type(rule) in (Causal, Window, *RUN_TIME) for rule in rules):
-            return f"it does not support the mask {context.mask}"
+            return f"the kernel does not support the mask {context.mask}"
         if any(type(rule) is Window for rule in rules):
             if not is_causal(context.mask):
-                return "it supports a sliding window only together with the causal mask"
-            if segments is not None:
-                return "it does not support a sliding window together with padding or documents"
+                return "the kernel supports a sliding window only together with the causal mask"
+            if segment_ids is not None:
+                return (
+                    "the kernel does not support a sliding window together with "
+                    "padding or documents"
+                )
         queries, keys = context.queries.length, context.keys.length
         if queries != keys and (is_causal(context.mask) or is_packed(context)):
-            return f"it needs equal numbers, not {queries} queries and {keys} keys"
+            return (
+                f"the kernel needs as many queries as keys, not {queries} queries and {keys} keys"
+            )
         if is_packed(context) and not self.is_hopper:
-            return "it supports packed documents only on Hopper GPUs and newer"
+            return "the kernel supports packed documents only on Hopper GPUs and newer"
         return None
 
     def attention(
@@ -106,29 +118,29 @@ class CuDNN:
         """See `FusedKernel`."""
         windows = [rule.size for rule in context.mask.rules() if type(rule) is Window]
         rule = Rule(context.scores.factor, is_causal(context.mask), min(windows, default=None))
-        per_device, segments = context.placement.per_device, context.keys.segments
-        if segments is None:
-            return per_device(partial(rows_attention, rule), query, key, value)
-        segments = jnp.broadcast_to(segments, (len(query), segments.shape[-1]))
+        per_device, segment_ids = context.placement.per_device, context.keys.segment_ids
+        if segment_ids is None:
+            return per_device(partial(single_document_attention, rule), query, key, value)
+        segment_ids = jnp.broadcast_to(segment_ids, (len(query), segment_ids.shape[-1]))
         if is_packed(context):
-            same = (context.queries.segments == context.keys.segments).all()
-            function, unsupported = documents_attention, ~(same & documents_fit(segments))
+            same = (context.queries.segment_ids == context.keys.segment_ids).all()
+            function, unsupported = documents_attention, ~(same & documents_fit(segment_ids))
         else:
-            function, unsupported = rows_attention, ~is_padded_at_the_end(segments)
+            function, unsupported = single_document_attention, ~is_padded_at_the_end(segment_ids)
 
         def fused(query: Array, key: Array, value: Array) -> Array:
-            return per_device(partial(function, rule), query, key, value, segments)
+            return per_device(partial(function, rule), query, key, value, segment_ids)
 
         return blockwise_if(unsupported, fused, (query, key, value), context)
 
 
 class Rule(NamedTuple):
-    """What is the same for all rows.
+    """Static arguments of the cuDNN kernel, shared by all batch elements.
 
     Attributes:
-        scale: factor of the products.
-        is_causal: whether a query sees no later keys.
-        window: how many tokens a query sees, itself included; None: all.
+        scale: factor of the products q·k.
+        is_causal: whether queries attend only to earlier keys and their own.
+        window: how many tokens a query attends to, its own included; all if None.
     """
 
     scale: float
@@ -137,22 +149,23 @@ class Rule(NamedTuple):
 
 
 def is_causal(mask: Mask) -> bool:
-    """Returns whether a query sees no later keys."""
+    """Returns whether queries attend only to earlier keys and their own."""
     return any(type(rule) is Causal for rule in mask.rules())
 
 
-def rows_attention(
+def single_document_attention(
     rule: Rule,
     query: Float[Array, "batch heads queries d"],
     key: Float[Array, "batch kv_heads keys d"],
     value: Float[Array, "batch kv_heads keys v"],
-    segments: Int[Array, "batch keys"] | None = None,
+    segment_ids: Int[Array, "batch keys"] | None = None,
 ) -> Float[Array, "batch heads queries v"]:
-    """Calls the kernel for rows of one document; segments are 0 for padding at the end."""
+    """Calls the kernel for sequences of one document, with padding (segment id 0) at the end."""
     lengths = None
-    if segments is not None:
-        # The output of a query without keys is undefined: a row of padding keeps one key of zeros.
-        lengths = jnp.maximum((segments != 0).sum(axis=-1, dtype=jnp.int32), 1)
+    if segment_ids is not None:
+        # The kernel's output for a query without keys is undefined, so a sequence that is all
+        # padding gets one key of zeros.
+        lengths = jnp.maximum((segment_ids != 0).sum(axis=-1, dtype=jnp.int32), 1)
     output = jax.nn.dot_product_attention(
         *(x.swapaxes(1, 2) for x in (query, key, value)),  # [batch, length, heads, head_dim]
         scale=rule.scale,
@@ -164,19 +177,19 @@ def rows_attention(
     return output.swapaxes(1, 2)
 
 
-def is_padded_at_the_end(segments: Int[Array, "batch keys"]) -> Bool[Array, ""]:
-    """Returns whether no token stands behind padding."""
-    real = segments != 0
+def is_padded_at_the_end(segment_ids: Int[Array, "batch keys"]) -> Bool[Array, ""]:
+    """Returns whether all padding is at the end of the sequences."""
+    real = segment_ids != 0
     return (real[:, 1:] <= real[:, :-1]).all()
 
 
 def most_documents(length: int) -> int:
-    """Returns how many documents of a row the kernel computes; with one it would ignore them."""
+    """Returns the maximum number of documents per sequence that the kernel supports."""
     return max(2, min(_MOST_DOCUMENTS, length // _TOKENS_PER_DOCUMENT))
 
 
 def documents_fit(documents: Int[Array, "batch length"]) -> Bool[Array, ""]:
-    """Returns whether each document is contiguous and the rows have few enough of them."""
+    """Returns whether the documents are contiguous and at most `most_documents` per sequence."""
     return only_rise(documents) & (documents.max() <= most_documents(documents.shape[-1]))
 
 
@@ -187,8 +200,12 @@ def documents_attention(
     value: Float[Array, "batch kv_heads length v"],
     documents: Int[Array, "batch length"],
 ) -> Float[Array, "batch heads length v"]:
-    """Calls the kernel for rows of packed documents, numbered 1, 2, … in order; 0 is padding."""
-    # jax 0.10 and 0.11 compute the offsets of keys with the number of query heads (jax#39521).
+    """Calls the kernel for sequences of packed documents.
+
+    Segment ids number the documents 1, 2, … in order, with 0 for padding.
+    """
+    # The key heads are repeated, because jax 0.10 and 0.11 compute the offsets of keys with the
+    # number of query heads (jax#39521).
     repeats = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(x, repeats, axis=1) for x in (key, value))
     lengths, offsets = lengths_and_offsets(documents)
@@ -202,16 +219,16 @@ def documents_attention(
         scale=rule.scale,
         mask_type=masks.PADDING_CAUSAL if rule.is_causal else masks.PADDING,
     )
-    # pyrefly: ignore[bad-argument-type] (a tuple only with residuals)
+    # pyrefly: ignore[bad-argument-type] (a tuple only if residuals are returned)
     output = jnp.swapaxes(output, 1, 2)
-    # The kernel does not write the outputs of padding.
+    # The kernel does not write the outputs at padding positions.
     return jnp.where((documents != 0)[:, None, :, None], output, 0)
 
 
 def lengths_and_offsets(
     documents: Int[Array, "batch length"],
 ) -> tuple[Int[Array, "batch documents"], Int[Array, "batch documents+1"]]:
-    """Returns the number of tokens of each document and its first token; −1 if it is absent."""
+    """Returns the length and the first token of each document, −1 for absent documents."""
     numbers = jnp.arange(1, most_documents(documents.shape[-1]) + 1, dtype=jnp.int32)
     belongs = documents[:, None, :] == numbers[:, None]
     exists = belongs.any(axis=-1)

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention of single arrays, with all arguments checked."""
+"""Scaled dot-product attention of plain arrays, with checks of all arguments."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from jaxformer.functional.attention.masks import All, DenseMask, Mask
 from jaxformer.functional.attention.platforms import fused_kernels, implementation_here
 from jaxformer.functional.attention.scores import DenseBias, Scores
 from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.hooks import NO_HOOK, HookFunction
 from jaxformer.functional.placement import OneDevice
-from jaxformer.functional.taps import NO_TAP, TapFunction
 
 ATTENTION = ("auto", "explicit", "blockwise", "fused")
 
@@ -24,41 +24,45 @@ def dot_product_attention(
     query: Float[Array, "*batch_and_heads queries head_dim"],
     key: Float[Array, "*batch_and_kv_heads keys head_dim"],
     value: Float[Array, "*batch_and_kv_heads keys value_dim"],
-    mask: Mask | Bool[Array, "*rows_and_heads queries keys"] | None = None,
+    mask: Mask | Bool[Array, "*mask_batch_and_heads queries keys"] | None = None,
     *,
     query_info: TokenInfo | None = None,
     key_info: TokenInfo | None = None,
     scores: Scores = Scores(),  # noqa: B008 (frozen)
     implementation: str = "auto",
-    tap: TapFunction = NO_TAP,
+    hook: HookFunction = NO_HOOK,
 ) -> Float[Array, "*batch_and_heads queries value_dim"]:
     """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(q_i·k_j / √head_dim) over visible keys j.
 
-    The output of a query without visible keys is zero, and its gradients are finite.
+    Queries without visible keys give zeros, with finite gradients.
 
     Args:
         query: [*batch, heads, queries, head_dim], or [queries, head_dim] for one head.
-        key: [*batch, kv_heads, keys, head_dim], where kv_heads divides heads; or [keys, head_dim].
-        value: like `key`, with a last axis of any size.
-        mask: the keys that each query sees. Either a rule of `attention.masks`, which is applied
-            to `query_info` and `key_info`, or a bool array [*batch, queries, keys], or a bool array
-            [*batch, heads or 1, queries, keys] of the rank of the query. None: all keys.
-        query_info: positions and documents of the queries. None: positions 0, 1, 2, … in one
+        key: [*batch, kv_heads, keys, head_dim], or [keys, head_dim]; heads must be a multiple of
+            kv_heads.
+        value: shaped like `key`, except for the size of the last axis.
+        mask: which keys each query attends to; all keys if None. A `Mask` is evaluated for the
+            positions and documents in `query_info` and `key_info`. A bool array is [*batch,
+            queries, keys] or, with as many axes as the query, [*batch, heads or 1, queries, keys].
+        query_info: positions and documents of the queries; defaults to positions 0, 1, 2, … in one
             document.
-        key_info: positions and documents of the keys. No query sees a key that is padding.
-        scores: scale (None: 1/√head_dim), cap and bias of the products, and the sinks of the heads
+        key_info: positions and documents of the keys. Padding is never attended to.
+        scores: scale (1/√head_dim if None), soft cap and bias of the scores, and attention sinks
             (`attention.scores`).
-        implementation: "explicit" (this formula, all scores at once), "blockwise" (tiles, memory
-            linear in the length), "fused" (cuDNN or tokamax on a GPU, splash on a TPU), or
-            "auto", which selects fused where it supports the arguments and blockwise otherwise.
-        tap: see `functional.taps`; explicit attention only.
+        implementation: "explicit" stores all scores in one array. "blockwise" computes the scores
+            in tiles, with memory linear in the length. "fused" runs cuDNN or tokamax on a GPU and
+            splash on a TPU. "auto" selects a fused kernel that supports the arguments, otherwise
+            "blockwise".
+        hook: receives the attention weights (see `functional.hooks`); only explicit attention calls
+            it.
 
     Returns:
         [*batch, heads, queries, value_dim], or [queries, value_dim] for one head.
 
     Raises:
-        ValueError: shapes, dtypes or the mask do not fit, the implementation is unknown, or it is
-            "fused" and cannot run these arguments.
+        ValueError: Shapes, dtypes or the mask do not fit, or `implementation` is unknown.
+            "fused" also raises ValueError if no fused kernel of the platform supports the
+            arguments.
 
     Reference:
         Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
@@ -74,11 +78,11 @@ def dot_product_attention(
         implementation,
         placement=OneDevice(fused_kernels()),
     )
-    output = _with_mask(query, key, value, mask, context, tap)
+    output = _with_mask(query, key, value, mask, context, hook)
     return output[0] if is_single else output
 
 
-# Until `_check` the arrays may have any sizes.
+# The arrays may have any sizes until `_check` has run.
 
 
 def _with_mask(
@@ -87,16 +91,16 @@ def _with_mask(
     value: Float[Array, "*value_batch value_heads values value_dim"],
     mask: Mask | Shaped[Array | np.ndarray, "..."] | None,
     context: Context,
-    tap: TapFunction,
+    hook: HookFunction,
 ) -> Float[Array, "*batch heads queries value_dim"]:
     if mask is not None and not isinstance(mask, Mask) and mask.ndim == query.ndim > 2:
         if mask.shape[-3] != 1:
-            return _masked_by_head(query, key, value, mask, context, tap)
-        mask = mask[..., 0, :, :]  # one mask for all heads
+            return _masked_by_head(query, key, value, mask, context, hook)
+        mask = mask[..., 0, :, :]  # All heads use the same mask.
     mask = _as_rule(mask)
     _check(query, key, value, mask, context)
     form = implementation_here(context.implementation)
-    return attend(query, key, value, replace(context, mask=mask, implementation=form), tap)
+    return attend(query, key, value, replace(context, mask=mask, implementation=form), hook)
 
 
 def _masked_by_head(
@@ -105,14 +109,12 @@ def _masked_by_head(
     value: Float[Array, "*value_batch value_heads values value_dim"],
     mask: Shaped[Array | np.ndarray, "*batch_and_heads queries keys"],
     context: Context,
-    tap: TapFunction,
+    hook: HookFunction,
 ) -> Float[Array, "*batch heads queries value_dim"]:
-    """Applies one mask per head: turns heads into batch elements that have one head each."""
+    """Applies a different mask to each head, by turning heads into batch elements with one head."""
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if mask.shape[-3] != heads or heads % kv_heads:
-        raise ValueError(
-            f"mask is {mask.shape}; its axis of heads must be 1 or {heads}, the query's"
-        )
+        raise ValueError(f"mask has shape {mask.shape}; its axis of heads must be 1 or {heads}")
     key, value = (jnp.repeat(x, heads // kv_heads, axis=-3) for x in (key, value))
     scores = context.scores.for_heads(query.shape[-1])
     if scores.sink is not None:
@@ -123,13 +125,13 @@ def _masked_by_head(
     places = [place.with_axis(-2) for place in (context.queries, context.keys)]
     context = replace(context, queries=places[0], keys=places[1], scores=scores)
 
-    def tap_heads(
+    def hook_heads(
         name: str, weights: Float[Array, "*batch_and_heads 1 queries keys"]
     ) -> Float[Array, "*batch_and_heads 1 queries keys"]:
-        return tap(name, weights[..., 0, :, :])[..., None, :, :]
+        return hook(name, weights[..., 0, :, :])[..., None, :, :]
 
     query, key, value = (x[..., None, :, :] for x in (query, key, value))
-    return _with_mask(query, key, value, mask, context, tap_heads)[..., 0, :, :]
+    return _with_mask(query, key, value, mask, context, hook_heads)[..., 0, :, :]
 
 
 def _as_rule(mask: Mask | Shaped[Array | np.ndarray, "..."] | None) -> Mask:
@@ -161,26 +163,38 @@ def _check(
         ("query_info", "key_info"), (context.queries, context.keys), lengths, strict=True
     ):
         if places.length != length:
-            raise ValueError(f"{name} are of {places.length} tokens; there are {length}")
-        for part, array in (("positions", places.positions), ("segments", places.segments)):
+            raise ValueError(
+                f"{name} describes {places.length} tokens, but {name.removesuffix('_info')} has "
+                f"{length} tokens"
+            )
+        for part, array in (("positions", places.positions), ("segment_ids", places.segment_ids)):
             if array is not None and array.shape[-1:] != (length,):
-                raise ValueError(f"{name}.{part} is {array.shape}; its last axis must be {length}")
+                raise ValueError(
+                    f"{name}.{part} has shape {array.shape}; its last axis must be {length}"
+                )
     if query.ndim != key.ndim:
         raise ValueError(
             f"query {query.shape} and key {key.shape} must have the same number of axes"
         )
     if query.shape[-1] != key.shape[-1] or query.shape[:-3] != key.shape[:-3]:
         raise ValueError(
-            f"query {query.shape} and key {key.shape} must agree in head_dim, their last axis, and "
-            "in the axes before the heads"
+            f"query {query.shape} and key {key.shape} must have the same head_dim (last axis) and "
+            "the same batch axes (before the heads)"
         )
     heads, kv_heads = query.shape[-3], key.shape[-3]
     if heads % kv_heads:
         raise ValueError(
-            f"query has {heads} heads and key {kv_heads}; query's must be a multiple of key's"
+            f"query has {heads} heads and key has {kv_heads}; the number of query heads must be a "
+            "multiple of the number of key heads"
         )
     sink = context.scores.sink
     if sink is not None and sink.shape[-1:] != (heads,):
-        raise ValueError(f"scores.sink is {sink.shape}; its last axis must be {heads}, the heads")
+        raise ValueError(
+            f"scores.sink has shape {sink.shape}; its last axis must be {heads}, "
+            "the number of heads"
+        )
     if key.shape[:-1] != value.shape[:-1]:
-        raise ValueError(f"key {key.shape} and value {value.shape} must agree up to the last axis")
+        raise ValueError(
+            f"key {key.shape} and value {value.shape} must have equal shapes "
+            "except for the last axis"
+        )

@@ -1,4 +1,4 @@
-"""The formula of attention, for people. All other forms of it are compared with this one.
+"""The formula of attention. Tests compare all other implementations with this module.
 
 s_ij = q_i · k_j / √d        α_i = softmax_j(s_ij)        o_i = Σ_j α_ij v_j
 """
@@ -16,8 +16,8 @@ def attention(
 ) -> Float[Array, "*batch heads queries v"]:
     """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(q_i·k_j / √d) over the visible keys j.
 
-    Each of the h key heads serves a group of g query heads. The output of a query i that sees no
-    key is zero.
+    Each of the h key heads serves a group of g query heads. Queries without visible keys give
+    zeros.
 
     Reference:
         Vaswani et al. 2017, §3.2.1; Ainslie et al. 2023 (grouped heads); notes, lecture 11 §5.
@@ -33,10 +33,10 @@ def attention(
 def softmax(
     scores: Float[Array, "*batch keys"], sink: Float[Array, "*heads 1 1"] | None = None
 ) -> Float[Array, "*batch keys"]:
-    """Computes exp(s_j) / (exp(sink) + Σ_k exp(s_k)) over the last axis; no sink: exp(sink) = 0.
+    """Computes exp(s_j) / (exp(sink) + Σ_k exp(s_k)) over the last axis.
 
-    A sink is a score of each head that joins the softmax and has no value. Returns zeros where all
-    scores are −∞.
+    A sink is a learned score of each head that takes part in the softmax but has no value. Without
+    a sink, exp(sink) is 0. Returns zeros where all scores are −∞.
 
     Reference:
         gpt-oss 2025 (arXiv:2508.10925), sinks.

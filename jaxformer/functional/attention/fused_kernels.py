@@ -1,7 +1,7 @@
-"""What the fused attention kernels of the platforms have in common.
+"""Interface and helpers of the fused attention kernels.
 
-A fused kernel computes attention in one call, without an array of all scores. `cudnn`, `tokamax`
-and `splash` are such kernels.
+A fused kernel computes attention in one call, without an array of all scores. The modules `cudnn`,
+`tokamax` and `splash` contain fused kernels.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from jaxformer.functional.attention.scores import Scores
 
 @runtime_checkable
 class FusedKernel(Protocol):
-    """A fused attention kernel; `attention.attend` calls it.
+    """Interface of a fused attention kernel, which `attention.attend` calls.
 
     Attributes:
         name: the kernel's name.
@@ -48,9 +48,9 @@ class FusedKernel(Protocol):
 
         Args:
             query: the queries.
-            key: the keys; zero where they are padding.
-            value: the values; zero where the keys are padding.
-            context: what the queries attend to, an `attention.Context`.
+            key: the keys; zero at padding.
+            value: the values; zero at padding.
+            context: the mask, the positions and the scores.
         """
 
 
@@ -61,7 +61,10 @@ def first_supporting(
     value: Float[Array, "*batch kv_heads keys v"],
     context: Context,
 ) -> tuple[FusedKernel | None, str]:
-    """Returns the first kernel that supports the arguments, and why those before it do not."""
+    """Returns the first kernel that supports the arguments, and why earlier kernels do not.
+
+    The kernel is None if no kernel supports the arguments. One string contains all reasons.
+    """
     reasons: list[str] = []
     for kernel in kernels:
         reason = kernel.unsupported_reason(query, key, value, context)
@@ -77,26 +80,29 @@ def unsupported_arrays(
     value: Float[Array, "*batch kv_heads keys v"],
     dtypes: Sequence[DTypeLike],
 ) -> str | None:
-    """Returns why a kernel for batches in `dtypes` does not support the arrays, or None."""
+    """Returns why a kernel that accepts `dtypes` does not support the arrays, or None."""
     if query.ndim != 4:
-        return f"it needs a batch of sequences [batch, heads, length, head_dim], not {query.shape}"
+        return f"the kernel needs arrays [batch, heads, length, head_dim], not {query.shape}"
     names = [np.dtype(dtype).name for dtype in dtypes]
     if query.dtype.name not in names:
-        return f"it needs {' or '.join(names)}, not {query.dtype}"
+        return f"the kernel needs {' or '.join(names)}, not {query.dtype}"
     if 0 in (query.shape[-2], key.shape[-2]):
-        return "it needs at least one query and one key"
+        return "the kernel needs at least one query and one key"
     if not query.dtype == key.dtype == value.dtype:
-        return "it needs queries, keys and values of one dtype"
+        return "the kernel needs queries, keys and values of one dtype"
     return None
 
 
 def unsupported_scores(scores: Scores) -> str | None:
-    """Returns why a kernel that computes scale, cap and bias itself lacks the scores, or None."""
+    """Returns why a fused kernel does not support `scores`, or None if it does.
+
+    The function assumes that the kernel supports a scale, a soft cap and a bias.
+    """
     if scores.sink is not None:
-        return "it does not support attention sinks"
+        return "the kernel does not support attention sinks"
     if type(scores) is Scores:
         return None
-    return f"it does not support scores of the class {type(scores).__name__}"
+    return f"the kernel does not support scores of the class {type(scores).__name__}"
 
 
 def blockwise_if(
@@ -105,13 +111,13 @@ def blockwise_if(
     arrays: tuple[Array, Array, Array],
     context: Context,
 ) -> Float[Array, "batch heads queries v"]:
-    """Computes attention by a kernel, or blockwise if at run time the kernel does not support it.
+    """Runs a fused kernel, or blockwise attention if `unsupported` is true at run time.
 
     Args:
-        unsupported: whether to compute blockwise.
-        fused: (query, key, value) → the output of the kernel.
+        unsupported: whether the kernel does not support the arguments.
+        fused: function (query, key, value) → output of the kernel.
         arrays: query, key and value.
-        context: what the queries attend to.
+        context: the mask, the positions and the scores.
     """
 
     def blockwise(query: Array, key: Array, value: Array) -> Array:

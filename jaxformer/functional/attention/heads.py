@@ -24,35 +24,35 @@ def merge_heads(
 
 
 def group_heads(
-    query: Float[Array, "*batch heads length d"], key: Float[Array, "*rows kv_heads keys _"]
-) -> Float[Array, "*rows kv_heads group length d"]:
+    query: Float[Array, "*batch heads length d"], key: Float[Array, "*key_batch kv_heads keys _"]
+) -> Float[Array, "*key_batch kv_heads group length d"]:
     """Groups the query heads that share a key head.
 
-    Consecutive query heads share a key head, as in every published grouped-query checkpoint. If
-    the batch has n times as many elements as the keys have rows, n consecutive batch elements share
-    a row, such as the hypotheses of one source. Their heads are then in one group.
+    Consecutive query heads share a key head, as in every published grouped-query checkpoint. If the
+    queries have n times the batch size of the keys, n consecutive batch elements share keys, such
+    as the hypotheses of one source. Then a group contains the query heads of all these n elements.
     """
     *batch, heads, length, features = query.shape
-    *rows, kv_heads = key.shape[:-2]
-    if batch == rows:
-        return query.reshape(*rows, kv_heads, heads // kv_heads, length, features)
-    shared = query.reshape(*rows, -1, kv_heads, heads // kv_heads, length, features)
-    return shared.swapaxes(1, 2).reshape(*rows, kv_heads, -1, length, features)
+    *key_batch, kv_heads = key.shape[:-2]
+    if batch == key_batch:
+        return query.reshape(*key_batch, kv_heads, heads // kv_heads, length, features)
+    shared = query.reshape(*key_batch, -1, kv_heads, heads // kv_heads, length, features)
+    return shared.swapaxes(1, 2).reshape(*key_batch, kv_heads, -1, length, features)
 
 
 def ungroup_heads(
-    x: Float[Array, "*rows kv_heads group length n"], batch_and_heads: tuple[Size, ...]
+    x: Float[Array, "*key_batch kv_heads group length n"], batch_and_heads: tuple[Size, ...]
 ) -> Float[Array, "*batch heads length n"]:
     """Restores the axes of batch and heads: the inverse of `group_heads`."""
-    *rows, kv_heads, _, length, features = x.shape
+    *key_batch, kv_heads, _, length, features = x.shape
     *batch, heads = batch_and_heads
-    if batch != rows:
-        x = x.reshape(*rows, kv_heads, -1, heads // kv_heads, length, features).swapaxes(1, 2)
+    if batch != key_batch:
+        x = x.reshape(*key_batch, kv_heads, -1, heads // kv_heads, length, features).swapaxes(1, 2)
     return x.reshape(*batch, heads, length, features)
 
 
 def over_heads(
-    visible: Bool[Array, "*rows queries keys"] | np.ndarray | np.bool_,
-) -> Bool[Array, "*rows 1 1 queries keys"] | np.ndarray | np.bool_:
+    visible: Bool[Array, "*batch queries keys"] | np.ndarray | np.bool_,
+) -> Bool[Array, "*batch 1 1 queries keys"] | np.ndarray | np.bool_:
     """Inserts axes for [kv_heads, group] into a mask."""
     return visible if np.ndim(visible) == 0 else jnp.asarray(visible)[..., None, None, :, :]

@@ -1,7 +1,8 @@
-"""The keys that each query sees, as a range low ≤ j < high, for kernels that take ranges.
+"""Key ranges: the keys low ≤ j < high that each query attends to, for kernels that take ranges.
 
-Causal masks, windows and prefixes allow one range of keys. So do padding at the ends of a row and
-packed documents, if each document is contiguous, which is known only at run time.
+Causal masks, windows and prefixes allow one range of keys per query. Padding at the ends of a
+sequence and contiguous packed documents also allow one range per query. Whether documents are
+contiguous is known only at run time.
 """
 
 from functools import reduce
@@ -25,10 +26,13 @@ from jaxformer.functional.attention.masks import (
     Window,
 )
 
-# Kernels look for the type of a rule in these tables, not for a subclass: its rule may differ.
-DISTANCES = (Causal, Window, Near)  # rules about the distance of two tokens
-RANGES = (*DISTANCES, Prefix)  # rules that allow one range of keys
-RUN_TIME = (Padding, Packed)  # rules about documents, which are known only at run time
+# Kernels look up the exact type of a mask in these tables, because a subclass may change the rule.
+# The rules in DISTANCES depend only on the distance of two tokens. With a rule in RANGES, each
+# query attends to one contiguous range of keys. The rules in RUN_TIME depend on documents, which
+# are known only at run time.
+DISTANCES = (Causal, Window, Near)
+RANGES = (*DISTANCES, Prefix)
+RUN_TIME = (Padding, Packed)
 
 
 class KeyRanges(NamedTuple):
@@ -36,9 +40,9 @@ class KeyRanges(NamedTuple):
 
     Attributes:
         low: the first key.
-        high: the key after the last one; at most `low` if the query sees no key.
-        are_exact: whether every query sees one range of keys. The ranges of queries that are
-            padding may contain padding.
+        high: the key after the last key; at most `low` if the query has no visible key.
+        are_exact: whether the visible keys of every query form one range. If a query is padding,
+            its range may contain padding.
     """
 
     low: Int[Array, "batch queries"]
@@ -47,18 +51,21 @@ class KeyRanges(NamedTuple):
 
 
 def key_ranges(context: Context, batch_size: int) -> KeyRanges:
-    """Returns the ranges of an `attention.Context` whose rules about positions are `RANGES`."""
+    """Returns the key range of each query.
+
+    The class of every rule of the mask must be in `RANGES` or `RUN_TIME`.
+    """
     queries, keys = context.queries, context.keys
     rule = positional(context.mask)
     low, high = (jnp.asarray(x) for x in ranges(rule, queries.length, keys.length))
     are_exact = jnp.array(True)
     if is_packed(context):
-        first, end = runs(keys.segments)
-        same = (queries.segments == keys.segments).all()
+        first, end = runs(keys.segment_ids)
+        same = (queries.segment_ids == keys.segment_ids).all()
         low, high = jnp.maximum(low, first), jnp.minimum(high, end)
-        are_exact = same & only_rise(keys.segments)
-    elif keys.segments is not None:
-        real = keys.segments != 0
+        are_exact = same & only_rise(keys.segment_ids)
+    elif keys.segment_ids is not None:
+        real = keys.segment_ids != 0
         first = real.argmax(axis=-1, keepdims=True)
         end = real.shape[-1] - real[..., ::-1].argmax(axis=-1, keepdims=True)
         low, high = jnp.maximum(low, first), jnp.minimum(high, end)
@@ -69,36 +76,39 @@ def key_ranges(context: Context, batch_size: int) -> KeyRanges:
 
 
 def is_packed(context: Context) -> bool:
-    """Returns whether the rows of an `attention.Context` are packed documents."""
+    """Returns whether the sequences of a context are packed documents."""
     packed = any(type(rule) is Packed for rule in context.mask.rules())
-    return packed and context.queries.segments is not None and context.keys.segments is not None
+    return (
+        packed and context.queries.segment_ids is not None and context.keys.segment_ids is not None
+    )
 
 
 def has_other_positions(context: Context) -> bool:
-    """Returns whether positions are given that do not count the tokens of packed documents."""
+    """Returns whether explicit positions differ from the token index within each document."""
     infos = (context.queries, context.keys)
     has_positions = any(info.positions is not None for info in infos)
-    # Without the rule `Packed`, documents see each other, and positions begin anew in each of them.
+    # Without `Packed`, a query attends to keys of other documents, whose positions
+    # also start at 0.
     return has_positions and not (context.in_order and is_packed(context))
 
 
 def positional(mask: Mask) -> Mask:
-    """Returns the rules of a mask about positions, without those about padding and documents."""
+    """Returns the position rules of a mask, without the rules about padding and documents."""
     rules = [rule for rule in mask.rules() if type(rule) not in RUN_TIME]
     return reduce(and_, rules, All())
 
 
 def ranges(rule: Mask, queries: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first key that each query sees by the rule, and the one after the last."""
+    """Returns (low, high) for each query: the rule allows the keys low … high − 1."""
     found = np.array([rule.key_range(i, i + 1, keys) for i in range(queries)], int).reshape(-1, 2)
     return found[:, 0], found[:, 1]
 
 
-def runs(segments: Int[Array, "*batch length"]) -> tuple[Array, Array]:
-    """Returns where the document of each token begins, and where it ends, if it is contiguous."""
-    axis, index = segments.ndim - 1, jnp.arange(segments.shape[-1], dtype=jnp.int32)
-    differs = segments[..., 1:] != segments[..., :-1]
-    edge = jnp.ones_like(differs, shape=(*segments.shape[:-1], 1))
+def runs(segment_ids: Int[Array, "*batch length"]) -> tuple[Array, Array]:
+    """Returns the start and the end of each token's document, for contiguous documents."""
+    axis, index = segment_ids.ndim - 1, jnp.arange(segment_ids.shape[-1], dtype=jnp.int32)
+    differs = segment_ids[..., 1:] != segment_ids[..., :-1]
+    edge = jnp.ones_like(differs, shape=(*segment_ids.shape[:-1], 1))
     begins = jnp.concatenate([edge, differs], axis=axis)
     ends = jnp.concatenate([differs, edge], axis=axis)
     first = jax.lax.cummax(jnp.where(begins, index, 0), axis=axis)
@@ -106,8 +116,8 @@ def runs(segments: Int[Array, "*batch length"]) -> tuple[Array, Array]:
     return first, end
 
 
-def only_rise(segments: Int[Array, "*batch length"]) -> Bool[Array, ""]:
-    """Returns whether every document is contiguous, with a higher number than all before it."""
-    largest = jax.lax.cummax(segments, axis=segments.ndim - 1)[..., :-1]
-    before, after = segments[..., :-1], segments[..., 1:]
+def only_rise(segment_ids: Int[Array, "*batch length"]) -> Bool[Array, ""]:
+    """Returns whether documents are contiguous and numbered in increasing order."""
+    largest = jax.lax.cummax(segment_ids, axis=segment_ids.ndim - 1)[..., :-1]
+    before, after = segment_ids[..., :-1], segment_ids[..., 1:]
     return ((after == before) | (after == 0) | (after > largest)).all()

@@ -1,17 +1,17 @@
 """Attention masks as rules about positions instead of arrays.
 
-A mask is a small frozen dataclass. It is hashable, so it can be static under jit. It has two
-methods:
+A mask is a small frozen dataclass. Masks are hashable, so they can be static under jit. A mask has
+two methods:
 
-- `rule(query, key)` returns which of the keys each query may see.
-- `rule.key_range(start, stop, length)` returns a range of keys outside of which the queries start …
-  stop − 1 of a row see no key, so that no work is needed there.
+- `mask(query, key)` returns which keys each query may attend to.
+- `mask.key_range(start, stop, length)` returns a range that contains all keys that queries start …
+  stop − 1 attend to. Keys outside this range are skipped.
 
 The operator `&` combines masks.
 
-All code paths use the same rule. Explicit attention applies it to the whole row, blockwise
-attention to one block at a time, and a cache to the positions stored in its slots. For positions
-that are known while tracing the result is a NumPy array and remains static.
+All implementations of attention evaluate the same mask. Explicit attention applies the mask to the
+whole sequence, blockwise attention to one block at a time, and decoding to the positions stored in
+the cache. If positions are known while tracing, the result is a static NumPy array.
 """
 
 from contextlib import suppress
@@ -27,43 +27,46 @@ from jaxtyping import Array, Bool
 from jaxformer.functional.arguments import whole_number
 from jaxformer.functional.attention.token_info import Part, TokenInfo, cut
 
-# Which keys each query sees: a NumPy array or scalar where that is known while tracing.
+# Array that is True for the keys that each query attends to. It is a NumPy array or scalar if its
+# values are known during tracing.
 Visible = Bool[Array | np.ndarray, "..."] | np.bool_
 
 
 @cache
 def _make_static(mask_class: type) -> None:
-    """Registers a class of masks as a static pytree, unless it is registered already."""
+    """Registers a mask class as a static pytree, if not already registered."""
     if mask_class.__hash__ is None:
         raise ValueError(
             f"{mask_class.__name__} is not hashable, but a mask must be: decorate it with "
             "@dataclass(frozen=True)"
         )
-    with suppress(ValueError):  # the class is registered already
+    # JAX raises ValueError if the class is already registered.
+    with suppress(ValueError):
         jax.tree_util.register_static(mask_class)
 
 
-# What a class of masks says about its rule, apart from `__call__`.
+# Besides `__call__`, these attributes and methods describe the rule of a mask class.
 _DESCRIPTIONS = ("needs_positions", "minimum_prefill", "reach", "key_range", "rules")
 
 
 class Mask:
     """Base class of masks: rules about positions.
 
-    Subclasses are frozen dataclasses with hashable fields. Their `__call__` must use operators that
-    NumPy and JAX arrays share: it receives positions that are known while tracing as well as those
-    stored in a cache.
+    Subclasses are frozen dataclasses with hashable fields. The `__call__` of a subclass must work
+    for NumPy and JAX arrays. Positions that are known while tracing are NumPy arrays, and positions
+    in a cache are JAX arrays.
 
-    A class that overrides the `__call__` of another mask inherits none of the attributes below and
-    no `key_range` from it, because they describe the other rule.
+    If a subclass of a mask such as `Causal` overrides `__call__`, it gets `key_range` and the
+    attributes below from `Mask`. The attributes of `Causal` may be wrong for the rule of the
+    subclass.
 
     Attributes:
-        needs_positions: True if the rule counts positions within a document. False if it only
-            compares the order of two tokens, which equals their order along the row, with padding
-            or without.
+        needs_positions: True if the rule needs positions within a document. False if the rule only
+            compares the order of two tokens. Such a rule also works with indices in the sequence.
         minimum_prefill: how many tokens at the start of a document must be read in one call,
-            because they see later ones.
-        reach: how many tokens back a query may see, itself included. None: all.
+            because they attend to later tokens.
+        reach: the window size, which is the number of tokens that a query may attend to, itself
+            included. None if a query may attend to any number of tokens.
     """
 
     needs_positions = True
@@ -71,7 +74,7 @@ class Mask:
     reach: int | None = None
 
     def __init_subclass__(cls) -> None:
-        """Sets the descriptions of another rule back to those of any rule."""
+        """Resets inherited attributes to the defaults of `Mask` if `__call__` is overridden."""
         super().__init_subclass__()
         for name in _DESCRIPTIONS:
             owner = next(base for base in cls.__mro__ if name in vars(base))
@@ -85,7 +88,7 @@ class Mask:
         return super().__new__(cls)
 
     def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
-        """Returns whether each query may see each key.
+        """Returns whether each query may attend to each key.
 
         Args:
             query: positions and documents of the queries.
@@ -94,29 +97,29 @@ class Mask:
         Returns:
             bool [*batch, query length, key length], or an array that broadcasts to it.
         """
-        raise TypeError(f"{type(self).__name__} has no rule")
+        raise TypeError(f"{type(self).__name__} must override __call__")
 
     def key_range(self, start: int, stop: int, length: int) -> tuple[int, int]:
-        """Returns (low, high); queries start … stop − 1 of a row see no key outside [low, high)."""
+        """Returns (low, high): queries start … stop − 1 attend only to keys in [low, high)."""
         return 0, length
 
     def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part) -> Visible:
-        """Applies the rule to some of the queries and some of the keys of a row."""
+        """Evaluates the mask for a part of the queries and a part of the keys."""
         return self(query.part(rows), key.part(columns))
 
     def __and__(self, other: "Mask") -> "Mask":
-        """Returns the mask that allows only the pairs that both masks allow."""
+        """Combines two masks: a query may attend to a key only if both masks allow it."""
         return All(self.rules() + other.rules())
 
     def rules(self) -> tuple["Mask", ...]:
-        """Returns the masks that `&` has combined."""
+        """Returns the masks that `&` combined into this mask."""
         return (self,)
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Causal(Mask):
-    """A query at t sees keys at s ≤ t: the lower triangle, diagonal included."""
+    """Causal mask: a query at position t attends to keys at s ≤ t (a lower triangular matrix)."""
 
     needs_positions = False
 
@@ -132,7 +135,10 @@ class Causal(Mask):
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Window(Mask):
-    """A query at t sees keys at s > t − size; with `Causal`, itself and size − 1 tokens before."""
+    """Sliding window: a query at position t attends to keys at s > t − size.
+
+    With `Causal`, a query attends to itself and to the `size` − 1 tokens before.
+    """
 
     size: int
 
@@ -143,7 +149,7 @@ class Window(Mask):
 
     def __post_init__(self) -> None:
         """Checks `size`."""
-        whole_number("size (a token sees itself)", self.size, 1)
+        whole_number("size (which includes the token itself)", self.size, 1)
 
     def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
         """See `Mask`."""
@@ -157,7 +163,7 @@ class Window(Mask):
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Near(Mask):
-    """A query at t sees keys at a distance of at most `distance`: |t − s| ≤ distance."""
+    """Symmetric window: a query at position t attends to keys at s with |t − s| ≤ `distance`."""
 
     distance: int
 
@@ -178,7 +184,11 @@ class Near(Mask):
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Prefix(Mask):
-    """Causal, but every query sees the first `length` positions (prefix-LM, Raffel et al. 2020)."""
+    """Prefix-LM mask: causal, but all queries attend to the first `length` keys.
+
+    Reference:
+        Raffel et al. 2020.
+    """
 
     length: int
 
@@ -204,40 +214,42 @@ class Prefix(Mask):
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Padding(Mask):
-    """No query sees a key that is padding or an empty slot (segment 0)."""
+    """Hides padding and empty slots of a cache, whose segment id is 0, from all queries."""
 
     needs_positions = False
 
     def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
         """See `Mask`."""
-        return np.True_ if key.segments is None else (key.segments != 0)[..., None, :]
+        return np.True_ if key.segment_ids is None else (key.segment_ids != 0)[..., None, :]
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Packed(Mask):
-    """A query sees only its own document; padding sees no key and no query sees padding."""
+    """A query attends only to keys of its own document; padding is hidden and attends to no key."""
 
     needs_positions = False
 
     def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
         """See `Mask`."""
-        if query.segments is None or key.segments is None:
+        if query.segment_ids is None or key.segment_ids is None:
             return Padding()(query, key)
-        same = query.segments[..., :, None] == key.segments[..., None, :]
-        return same & (key.segments != 0)[..., None, :]
+        same = query.segment_ids[..., :, None] == key.segment_ids[..., None, :]
+        return same & (key.segment_ids != 0)[..., None, :]
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class All(Mask):
-    """Conjunction of masks, which `&` builds. `All()` lets every query see every key."""
+    """Conjunction of masks, built by `&`. With `All()`, every query attends to every key."""
 
     parts: tuple[Mask, ...] = ()
 
     def __init_subclass__(cls) -> None:
-        """Raises TypeError: the conjunction is taken apart, so a subclass would be ignored."""
-        raise TypeError(f"{cls.__name__} derives from All; derive it from Mask, and combine with &")
+        """Raises TypeError for every subclass, because `rules` would ignore its methods."""
+        raise TypeError(
+            f"{cls.__name__} derives from All; derive it from Mask, and combine masks with &"
+        )
 
     @property
     def needs_positions(self) -> bool:  # pyrefly: ignore[bad-override] (computed, not stored)

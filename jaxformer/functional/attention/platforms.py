@@ -1,6 +1,6 @@
-"""What the platform decides about attention.
+"""Selects the attention implementation for the platform (CPU, GPU or TPU).
 
-The formulas do not import this module: models and `dot_product_attention` do.
+Models and `dot_product_attention` import this module, but the modules with the formulas do not.
 """
 
 from jaxformer.functional.attention.cudnn import CuDNN
@@ -11,16 +11,16 @@ from jaxformer.functional.machine import gpu_generation, platform
 
 
 def fused_kernels() -> tuple[FusedKernel, ...]:
-    """Returns the fused attention kernels of the platform, in the order of preference."""
-    return kernels_of(platform(), gpu_generation())
+    """Returns the fused attention kernels of the current platform, in order of preference."""
+    return platform_kernels(platform(), gpu_generation())
 
 
-def kernels_of(platform: str, generation: int) -> tuple[FusedKernel, ...]:
-    """Returns the fused attention kernels of a platform.
+def platform_kernels(platform: str, generation: int) -> tuple[FusedKernel, ...]:
+    """Returns the fused attention kernels of a platform, in order of preference.
 
     Args:
-        platform: the platform.
-        generation: the major compute capability of NVIDIA's GPUs, 9 for Hopper.
+        platform: "cpu", "gpu", "cuda" or "tpu".
+        generation: the major compute capability of NVIDIA GPUs, such as 9 for Hopper.
     """
     match platform:
         case "gpu":
@@ -31,16 +31,16 @@ def kernels_of(platform: str, generation: int) -> tuple[FusedKernel, ...]:
 
 
 def implementation_here(implementation: str) -> str:
-    """Returns the implementation of attention on this platform: "auto" is blockwise on a CPU.
+    """Returns the implementation for this platform; on a CPU, "auto" becomes "blockwise".
 
     Raises:
-        ValueError: it is "fused", and the platform has no fused kernel.
+        ValueError: The implementation is "fused", but the platform is a CPU.
     """
     if fused_kernels():
         return implementation
     if implementation == "fused":
         raise ValueError(
-            'attention "fused" cannot run this: it needs a GPU or a TPU, and the platform is '
+            'attention="fused" is not possible: fused kernels need a GPU or a TPU, not '
             f"{platform()!r}"
         )
     return "blockwise" if implementation == "auto" else implementation

@@ -1,10 +1,10 @@
-"""The only private module of JAX that the package imports: `cudnn_attention`.
+"""Imports `cudnn_attention`, the only private module of JAX that this package uses.
 
-`jax.nn.dot_product_attention` calls it, and lacks two things that only this module has:
+The public `jax.nn.dot_product_attention` calls this module, but does not expose two features:
 
-- The offsets and lengths of packed documents. `cudnn.documents_attention` passes them.
-- The checks of this process's GPU and cuDNN. `doctor.machines.as_if_on` replaces them, because a
-  program for an absent GPU cannot be traced otherwise.
+- Offsets and lengths of packed documents, which `cudnn.documents_attention` passes.
+- The checks of the GPU and of cuDNN. `doctor.targets.as_if_on` replaces the checks, so that
+  programs for absent GPUs can be traced.
 """
 
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_attention  # noqa: F401

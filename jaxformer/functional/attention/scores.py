@@ -1,9 +1,9 @@
-"""Attention scores: scale, cap and bias of the products q·k.
+"""Attention scores: scale, soft cap and bias of the products q·k.
 
     s_ij = cap · tanh(scale · q_i·k_j / cap) + b_ij
 
-The bias b is a rule about positions, as a mask is. It is evaluated for a whole row, for a tile of
-it, or for the slots of a cache.
+The bias b is a function of positions, like a mask. Like masks, biases are evaluated for whole
+sequences, for tiles, or for the positions stored in a cache.
 """
 
 import math
@@ -28,12 +28,12 @@ class Bias:
         self, query: TokenInfo, key: TokenInfo
     ) -> Float[Array, "*batch heads queries keys"]:
         """Returns the bias for each head, query and key."""
-        raise TypeError(f"{type(self).__name__} has no rule")
+        raise TypeError(f"{type(self).__name__} must override __call__")
 
     def tile(
         self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part
     ) -> Float[Array, "*batch heads queries keys"]:
-        """Returns the bias for some of the queries and some of the keys of a row."""
+        """Returns the bias for a part of the queries and a part of the keys."""
         return self(query.part(rows), key.part(columns))
 
 
@@ -42,14 +42,14 @@ class Bias:
 class Alibi(Bias):
     """b_ij = −slope_h · |i − j| with slope_h = 2^(−8h/H) for h = 1 … H (Press et al. 2022).
 
-    If H is not a power of two, the slopes are those of the next lower power P, followed by every
-    second slope of 2P.
+    If H is not a power of two, let P be the next lower power of two. The first P slopes are the
+    slopes for P heads, and the remaining slopes are every second slope for 2P heads.
     """
 
     num_heads: int
 
     def with_weights(self, shared: Weights) -> "Alibi":
-        """Returns the bias, which has no weights."""
+        """Returns the bias unchanged, because ALiBi does not need weights."""
         return self
 
     def __call__(
@@ -71,7 +71,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """A `RelativeBias` without its table, which all layers of a stack share.
+    """Sizes of a `RelativeBias` that all layers of a stack share; its table is in the weights.
 
     Attributes:
         num_buckets: number of rows of the table.
@@ -91,7 +91,7 @@ class RelativePositions:
         return {"table": 0.02 * jax.random.normal(key, shape, jnp.float32)}
 
     def with_weights(self, shared: Weights) -> "RelativeBias":
-        """Returns the bias with the table in the weights of a stack."""
+        """Returns the `RelativeBias` with the table from the weights of a stack."""
         table = shared["relative_bias"]["table"]
         return RelativeBias(table, self.max_distance, self.bidirectional)
 
@@ -105,14 +105,15 @@ class RelativePositions:
 class RelativeBias(Bias):
     """b_ij = table[bucket(j − i)] with a learned table (T5, Raffel et al. 2020, §2.1).
 
-    Each direction has its own buckets if the bias is bidirectional. The first half of a direction's
-    buckets hold one distance each. The second half grow by a constant factor up to max_distance,
-    and the last one also holds all larger distances.
+    If the bias is bidirectional, earlier and later keys have separate buckets. In each direction,
+    the first half of the buckets cover one distance each. The sizes of the other buckets grow by a
+    constant factor up to max_distance, and the last bucket also covers all larger distances.
 
     Attributes:
         table: [buckets, heads].
-        max_distance: the distance from which on all offsets share a bucket.
-        bidirectional: whether later keys have buckets; otherwise they share that of distance 0.
+        max_distance: distances of at least this value share a bucket.
+        bidirectional: whether later keys have buckets; otherwise later keys share the bucket of
+            distance 0.
     """
 
     table: Any
@@ -140,8 +141,8 @@ def relative_buckets(num_buckets: int, max_distance: int, bidirectional: bool) -
         later = (offset > 0) * num_buckets
     distance = abs(offset) if bidirectional else np.maximum(-offset, 0)
     exact = num_buckets // 2
-    # In float32 and in this order, as in training of published checkpoints: a bucket's bound may be
-    # an integer, and another rounding would move it.
+    # The dtype and the order of operations match the training of published checkpoints. With
+    # another rounding, a distance at the boundary of two buckets could get the wrong bucket.
     ratio = np.log(np.maximum(distance, 1).astype(np.float32) / np.float32(exact))
     grown = exact + (ratio / math.log(max_distance / exact) * (num_buckets - exact)).astype(int)
     buckets = later + np.where(distance < exact, distance, np.minimum(grown, num_buckets - 1))
@@ -173,14 +174,14 @@ class DenseBias(Bias):
 )
 @dataclass(frozen=True)
 class Scores:
-    """Scale, cap and bias that turn products q·k into scores.
+    """Scale, soft cap, bias and sinks, which turn products q·k into attention scores.
 
     Attributes:
-        scale: factor of the products; None: 1/√head_dim.
-        cap: bound of the scaled products; None: no cap.
-        bias: a rule, or None.
-        sink: a score of each head, [*batch, heads], that joins the softmax and has no value; None:
-            there is none.
+        scale: factor of the products; defaults to 1/√head_dim.
+        cap: soft cap of the scaled products, or None.
+        bias: a bias that is added after the cap, or None.
+        sink: attention sinks [*batch, heads], or None. The sink of a head is a score that takes
+            part in the softmax but has no value.
     """
 
     scale: float | None = None
@@ -189,34 +190,33 @@ class Scores:
     sink: Any = None
 
     def __init_subclass__(cls) -> None:
-        """Raises TypeError if a subclass changes whole rows, but not their tiles."""
+        """Raises TypeError if a subclass overrides `__call__` instead of `tile`."""
         super().__init_subclass__()
         if cls.__call__ is not Scores.__call__:
             raise TypeError(
-                f"{cls.__name__} overrides __call__; override tile, which __call__ applies to the "
-                "whole row"
+                f"{cls.__name__} overrides __call__; override tile instead, which __call__ calls"
             )
 
     def for_heads(self, head_dim: int) -> "Scores":
-        """Returns these scores with the scale set: 1/√head_dim if it is None."""
+        """Sets the scale to 1/√head_dim if the scale is None."""
         return replace(self, scale=1 / math.sqrt(head_dim)) if self.scale is None else self
 
     @property
     def factor(self) -> float:
-        """The scale, which `for_heads` has set."""
+        """The scale. Raises ValueError if the scale is None; `for_heads` sets it."""
         if self.scale is None:
-            raise ValueError("scale is None; `for_heads` sets it")
+            raise ValueError("scale is None; call for_heads(head_dim) first")
         return self.scale
 
     def sink_of_groups(self, num_kv_heads: int) -> Float[Array, "*batch kv_heads group 1"] | None:
-        """Returns the sinks of the query heads of each key head in float32, or None."""
+        """Returns the sinks in float32, grouped by key head; None without sinks."""
         if self.sink is None:
             return None
         sink = jnp.asarray(self.sink, jnp.float32)
         return sink.reshape(*sink.shape[:-1], num_kv_heads, -1, 1)
 
     def evaluated(self, query: TokenInfo, key: TokenInfo) -> "Scores":
-        """Returns these scores with the bias evaluated, so that many layers can share it."""
+        """Evaluates the bias, so that many layers can share the array."""
         return self if self.bias is None else replace(self, bias=DenseBias(self.bias(query, key)))
 
     def __call__(
@@ -225,7 +225,7 @@ class Scores:
         query: TokenInfo,
         key: TokenInfo,
     ) -> Float[Array, "*batch kv_heads group queries keys"]:
-        """Computes the scores of products float32 [*batch, kv_heads, group, queries, keys]."""
+        """Computes the attention scores from the products q·k, which are float32."""
         everything = slice(0, query.length), slice(0, key.length)
         return self.tile(products, query, key, *everything)
 
@@ -237,7 +237,7 @@ class Scores:
         rows: Part,
         columns: Part,
     ) -> Float[Array, "*batch kv_heads group queries keys"]:
-        """Computes the scores of products of some of the queries and some of the keys of a row."""
+        """Computes the scores of some queries and some keys from their products q·k."""
         scores = self.scaled(products)
         if self.bias is None:
             return scores
@@ -248,5 +248,5 @@ class Scores:
     def scaled(
         self, products: Float[Array, "*batch kv_heads group queries keys"]
     ) -> Float[Array, "*batch kv_heads group queries keys"]:
-        """Scales and caps the products; `tile` adds the bias."""
+        """Applies the scale and the soft cap to the products q·k, but does not add the bias."""
         return soft_cap(self.factor * products, self.cap)

@@ -1,16 +1,16 @@
-"""Attention by JAX's splash kernel for TPUs, which skips the tiles that the mask excludes.
+"""Attention by JAX's splash kernel for TPUs, which skips tiles that the mask excludes.
 
-The kernel takes a static mask and an id for each query and key: a query sees the keys of its own id
-that the mask allows. Rules about positions become the mask, documents and padding become ids. What
-the kernel leaves open is settled here:
+The kernel takes a static mask and an id for each query and key. A query attends to the keys that
+the mask allows and that have the same id as the query. The mask depends only on positions; the ids
+separate documents and mark padding. This module handles three limits of the kernel:
 
-- It needs multiples of 128 positions, and is faster with multiples of 512. Rows are padded at the
-  end. Padding has id 0, unless the mask alone hides it, as a causal mask does.
-- The output of a query that sees no key is undefined. Such queries get id 0 and see padding, whose
-  values are zeros.
-- A window counts the tokens of a document, the kernel's mask those of the row. They differ if a
-  document has padding inside it, which is known only at run time. Blockwise attention computes such
-  rows.
+- Lengths must be multiples of 128, and multiples of 512 are faster. Sequences are padded at the
+  end. The added tokens have id 0, unless the mask alone hides these tokens, as a causal mask does.
+- The kernel's output for a query without visible keys is undefined. This module gives such a query
+  the id 0, so that the query attends to padding, whose values are zeros.
+- A window counts the tokens of a document, but the kernel's mask counts the tokens of the sequence.
+  If a document contains padding, which is known only at run time, blockwise attention computes the
+  output.
 
 Reference:
     jax.experimental.pallas.ops.tpu.splash_attention; Dao et al. 2022.
@@ -44,25 +44,26 @@ from jaxformer.functional.attention.key_ranges import (
 from jaxformer.functional.attention.masks import Causal, Mask, Visible, Window
 from jaxformer.functional.attention.token_info import TokenInfo
 
-LANES = 128  # blocks of keys are a multiple of it
+# The size of a block of keys must be a multiple of LANES.
+LANES = 128
 _LARGEST_BLOCK = 512
 
 
-def tile_of(rule: Mask, queries: int, keys: int, rows: slice, columns: slice) -> Visible:
-    """Evaluates a rule for some queries and keys of a row in order."""
+def visible_tile(rule: Mask, queries: int, keys: int, rows: slice, columns: slice) -> Visible:
+    """Evaluates a rule for a part of the queries and keys, with positions 0, 1, 2, … in order."""
     return rule.tile(TokenInfo(queries), TokenInfo(keys), rows, columns)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The static part of a call of the kernel.
+    """Static arguments of a call of the splash kernel.
 
     Attributes:
-        rule: which keys each query sees, apart from padding and documents.
+        rule: which keys each query attends to, apart from padding and documents.
         queries: the number of queries.
         keys: the number of keys.
         has_ids: whether queries and keys have ids.
-        cap: the cap of the scores.
+        cap: soft cap of the scaled products, or None.
         interpret: whether to run the kernel on a CPU.
     """
 
@@ -75,29 +76,29 @@ class Plan:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The numbers of queries and keys of the kernel, multiples of their block."""
-        # Between queries and keys that differ, a query that sees no key needs padding to see.
+        """The padded numbers of queries and keys, multiples of their block sizes."""
+        # In cross-attention, queries without visible keys attend to one additional padding key.
         extra = int(self.has_ids and not self.is_square)
         return padded(self.queries), padded(self.keys + extra)
 
     @property
     def rules(self) -> tuple[Mask, ...]:
-        """The rules that `rule` combines."""
+        """The masks that `rule` combines."""
         return self.rule.rules()
 
     @property
     def is_square(self) -> bool:
-        """Whether each query sees the key at its own position."""
+        """Whether each query attends to the key at its own position."""
         return self.queries == self.keys and all(type(rule) in RANGES for rule in self.rules)
 
     @property
     def is_computed(self) -> bool:
-        """Whether the kernel computes the mask of causal rules and windows itself."""
+        """Whether the kernel computes the mask from positions, as for causal masks and windows."""
         return self.is_square and all(type(rule) in (Causal, Window) for rule in self.rules)
 
     @property
     def hides_padding(self) -> bool:
-        """Whether the mask alone, without ids, hides padding from all queries of the row."""
+        """Whether the mask alone hides the added tokens, so that queries and keys need no ids."""
         is_causal = self.is_computed and any(type(rule) is Causal for rule in self.rules)
         return is_causal or self.sizes == (self.queries, self.keys)
 
@@ -124,7 +125,7 @@ class Plan:
             splash_attention_mask as masks,
         )
 
-        q, k = (block_of(size) for size in self.sizes)
+        q, k = (largest_block(size) for size in self.sizes)
         blocks = kernels.BlockSizes(
             block_q=q,
             block_kv=k,
@@ -146,7 +147,7 @@ class Plan:
 
 
 def padded(length: int) -> int:
-    """Returns the multiple of a block that is at least `length`: of 512 if that adds little."""
+    """Rounds `length` up to a multiple of 128, or of 512 if that adds little padding."""
     for block in (_LARGEST_BLOCK, _LARGEST_BLOCK // 2):
         size = -(-length // block) * block
         if size - length <= length // 8:
@@ -154,13 +155,13 @@ def padded(length: int) -> int:
     return -(-length // LANES) * LANES
 
 
-def block_of(size: int) -> int:
-    """Returns the largest block that divides a padded size."""
+def largest_block(size: int) -> int:
+    """Returns the largest block size that divides a padded size."""
     return next(b for b in (_LARGEST_BLOCK, _LARGEST_BLOCK // 2, LANES) if size % b == 0)
 
 
 def rule_mask(plan: Plan) -> Any:
-    """Returns a mask of the kernel that evaluates a rule tile by tile, while tracing."""
+    """Returns a mask that the splash kernel evaluates by tiles while tracing."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     @dataclass(frozen=True)
@@ -178,7 +179,7 @@ def rule_mask(plan: Plan) -> Any:
 
 
 def _padded_tile(plan: Plan, rows: slice, columns: slice) -> np.ndarray:
-    """Evaluates the rule; every query may see padding, which has its own id."""
+    """Evaluates the rule for a tile. Returns True for padded keys, which the ids hide."""
     (row, rows_end), (column, columns_end) = (
         (part.start or 0, size if part.stop is None else part.stop)
         for part, size in zip((rows, columns), plan.sizes, strict=True)
@@ -188,18 +189,18 @@ def _padded_tile(plan: Plan, rows: slice, columns: slice) -> np.ndarray:
     real = slice(row, min(rows_end, plan.queries)), slice(column, min(columns_end, plan.keys))
     sizes = [max(0, part.stop - part.start) for part in real]
     if all(sizes):
-        tile[: sizes[0], : sizes[1]] = tile_of(plan.rule, plan.queries, plan.keys, *real)
+        tile[: sizes[0], : sizes[1]] = visible_tile(plan.rule, plan.queries, plan.keys, *real)
     return tile
 
 
-def by_row(
+def attend_each_sequence(
     plan: Plan,
     query: Float[Array, "batch heads queries d"],
     key: Float[Array, "batch kv_heads keys d"],
     value: Float[Array, "batch kv_heads keys v"],
     *ids: Array,
 ) -> Float[Array, "batch heads queries v"]:
-    """Pads the arrays and calls the kernel for each row of the batch."""
+    """Pads the arrays and calls the kernel for each batch element."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 
     sizes = plan.sizes
@@ -210,12 +211,12 @@ def by_row(
     kernel = plan.kernel(query.shape[1])
     if not ids:
         return jax.vmap(lambda q, k, v: kernel(q, k, v))(query, key, value)[:, :, : plan.queries]
-    segments = [_pad(x, size, -1) for x, size in zip(ids, sizes, strict=True)]
+    segment_ids = [_pad(x, size, -1) for x, size in zip(ids, sizes, strict=True)]
 
-    def of_row(q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array) -> Array:
+    def attend_one(q: Array, k: Array, v: Array, q_ids: Array, k_ids: Array) -> Array:
         return kernel(q, k, v, kernels.SegmentIds(q_ids, k_ids))
 
-    return jax.vmap(of_row)(query, key, value, *segments)[:, :, : plan.queries]
+    return jax.vmap(attend_one)(query, key, value, *segment_ids)[:, :, : plan.queries]
 
 
 def _pad(x: Array, size: int, axis: int) -> Array:
@@ -229,7 +230,7 @@ DTYPES = (jnp.bfloat16, jnp.float32)
 
 @dataclass(frozen=True)
 class Splash:
-    """The splash kernel, a `FusedKernel`.
+    """Splash attention kernel for TPUs.
 
     Attributes:
         interpret: whether to run the kernel on a CPU, for tests.
@@ -259,35 +260,41 @@ class Splash:
         """See `FusedKernel`."""
         if context.queries.positions is None:
             return splash_attention(query, key, value, context, self.interpret)
-        # Without padding inside a document, distances in a document are those in the row.
+        # Without padding inside a document, two tokens have the same distance in the document and
+        # in the sequence.
         queries, keys = (replace(x, positions=None) for x in (context.queries, context.keys))
-        by_row = replace(context, queries=queries, keys=keys)
-        fused = partial(splash_attention, context=by_row, interpret=self.interpret)
-        has_gaps = ~only_rise(context.keys.segments)
+        by_sequence = replace(context, queries=queries, keys=keys)
+        fused = partial(splash_attention, context=by_sequence, interpret=self.interpret)
+        has_gaps = ~only_rise(context.keys.segment_ids)
         return blockwise_if(has_gaps, fused, (query, key, value), context)
 
 
 def _unsupported(context: Context) -> str | None:
     if context.scores.bias is not None:
-        return "it does not support a bias of the scores"
+        return "the kernel does not support a bias of the scores"
     rules = context.mask.rules()
     by_distance = all(type(rule) in (*DISTANCES, *RUN_TIME) for rule in rules)
     if has_other_positions(context):
-        return "it does not support cached or other positions"
+        return "the kernel does not support cached or explicit positions"
     if context.queries.positions is not None and not by_distance:
-        return "it supports positions in documents only for masks that compare distances"
+        return (
+            "the kernel supports positions within documents only if the mask depends only on the "
+            "distances between tokens"
+        )
     is_self = context.queries.length == context.keys.length
     if is_packed(context) and not is_self:
-        return "it supports packed documents only in self-attention"
+        return "the kernel supports packed documents only in self-attention"
     for rule in rules:
         if type(rule) in RUN_TIME:
             continue
         if not _is_static(rule):
-            return f"it does not support the mask {type(rule).__name__}, which is not a static rule"
-        if context.keys.segments is not None and type(rule) not in RANGES:
-            return f"it does not support padding or documents together with the mask {rule}"
-        if context.keys.segments is not None and not is_self:
-            return f"it does not support padding of a source together with the mask {rule}"
+            return (
+                f"the kernel does not support the mask {type(rule).__name__}, which is not static"
+            )
+        if context.keys.segment_ids is not None and type(rule) not in RANGES:
+            return f"the kernel does not support padding or documents together with the mask {rule}"
+        if context.keys.segment_ids is not None and not is_self:
+            return f"the kernel does not support padding of a source together with the mask {rule}"
     return None
 
 
@@ -302,13 +309,13 @@ def splash_attention(
     context: Context,
     interpret: bool = False,
 ) -> Float[Array, "batch heads queries v"]:
-    """Computes attention by the kernel; distances are those in the row.
+    """Computes attention by the splash kernel, whose windows count the tokens of the sequence.
 
     Args:
         query: the queries.
-        key: the keys; zero where they are padding.
-        value: the values; zero where the keys are padding.
-        context: what the queries attend to.
+        key: the keys; zero at padding.
+        value: the values; zero at padding.
+        context: the mask, the positions and the scores.
         interpret: whether to run the kernel on a CPU, for tests.
     """
     plan = Plan(
@@ -323,16 +330,16 @@ def splash_attention(
     plan = replace(plan, has_ids=ids is not None)
     scaled = (context.scores.factor * query.astype(jnp.float32)).astype(query.dtype)
     arrays = [scaled, key, value] + ([] if ids is None else [ids.query, ids.key])
-    return context.placement.per_device(partial(by_row, plan), *arrays)
+    return context.placement.per_device(partial(attend_each_sequence, plan), *arrays)
 
 
 @dataclass(frozen=True)
 class Ids:
-    """An id for each query and key; a query sees the keys of its own id.
+    """Ids of queries and keys; a query attends to keys with the same id.
 
     Attributes:
-        query: 0 for a query that sees no key.
-        key: 0 for padding.
+        query: ids of the queries; 0 for a query without visible keys.
+        key: ids of the keys; 0 for padding.
     """
 
     query: Int[Array, "batch queries"]
@@ -340,35 +347,36 @@ class Ids:
 
 
 def visible_ids(context: Context, plan: Plan, batch_size: int) -> Ids | None:
-    """Returns the ids; None if every query sees a key and the plan's mask hides all padding."""
+    """Returns the ids; None if each query has a visible key and the mask hides all padding."""
     queries, keys = context.queries, context.keys
-    if keys.segments is None:
+    if keys.segment_ids is None:
         sees = sees_statically(plan.rule, queries.length, keys.length)
         if sees.all() and plan.hides_padding:
             return None
         query, key = sees, np.ones(keys.length)
     elif is_packed(context):
-        query, key = queries.segments, keys.segments  # a token sees itself
+        # Each query attends to its own token, so every query has a visible key.
+        query, key = queries.segment_ids, keys.segment_ids
     else:
-        real = keys.segments != 0
+        real = keys.segment_ids != 0
         before = jnp.pad(jnp.cumsum(real, axis=-1), [(0, 0)] * (real.ndim - 1) + [(1, 0)])
         low, high = ranges(plan.rule, queries.length, keys.length)
         query, key = before[..., high] > before[..., low], real
 
-    def rows(x: Any) -> Array:
+    def batched(x: Any) -> Array:
         return jnp.broadcast_to(jnp.asarray(x, jnp.int32), (batch_size, x.shape[-1]))
 
-    return Ids(rows(query), rows(key))
+    return Ids(batched(query), batched(key))
 
 
 def sees_statically(rule: Mask, queries: int, keys: int) -> np.ndarray:
-    """Returns whether each query sees a key by the rule."""
+    """Returns whether the rule gives each query at least one visible key."""
     if all(type(part) in RANGES for part in rule.rules()):
         low, high = ranges(rule, queries, keys)
         return high > low
     blocks = (slice(i, min(i + 256, queries)) for i in range(0, queries, 256))
     found = []
     for rows in blocks:
-        tile = np.asarray(tile_of(rule, queries, keys, rows, slice(0, keys)))
+        tile = np.asarray(visible_tile(rule, queries, keys, rows, slice(0, keys)))
         found.append(np.broadcast_to(tile, (rows.stop - rows.start, keys)).any(axis=1))
     return np.concatenate(found)

@@ -1,4 +1,4 @@
-"""Attention in one tile of queries × keys: scores, sums and gradients, for `blockwise`."""
+"""Helpers of blockwise attention: scores, sums and gradients of one tile of queries × keys."""
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -19,7 +19,7 @@ PerQuery = Float[Array, "*batch kv_heads group queries"]
 
 
 class Operands(NamedTuple):
-    """Queries in the groups that share a key head, keys and values, of a row or of a tile."""
+    """Queries (grouped by key head), keys and values of a sequence or of a tile."""
 
     query: Float[Array, "*batch kv_heads group queries d"]
     key: Float[Array, "*batch kv_heads keys d"]
@@ -27,11 +27,11 @@ class Operands(NamedTuple):
 
 
 class Upstream(NamedTuple):
-    """What the backward pass knows of each query.
+    """Residuals of the backward pass, per query.
 
     Attributes:
-        d_output: the gradient of its output.
-        products: D, its output times that gradient.
+        d_output: the gradient of the query's output.
+        products: D, the dot product of the output and its gradient.
         log_total: log Σ exp(score).
     """
 
@@ -41,7 +41,7 @@ class Upstream(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Which of the keys each query sees, and the positions and documents of both."""
+    """The mask, and positions and documents of queries and keys."""
 
     mask: Mask
     queries: TokenInfo
@@ -49,7 +49,7 @@ class Places(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients in float32 of queries, keys, values and the learned parts of the scores."""
+    """Float32 gradients of queries, keys, values and the arrays in `Scores`, such as a bias."""
 
     query: Float[Array, "*batch kv_heads group queries d"]
     key: Float[Array, "*batch kv_heads keys d"]
@@ -58,7 +58,7 @@ class Gradients(NamedTuple):
 
 
 def key_ranges(places: Places, block: int) -> Iterator[tuple[slice, slice]]:
-    """Yields (queries, keys) as slices, block by block: the queries see no other keys."""
+    """Yields (slice of a block of queries, slice of the keys that these queries may attend to)."""
     mask, query_info, key_info = places
     in_order = query_info.positions is None and key_info.positions is None
     for start in range(0, query_info.length, block):
@@ -70,7 +70,7 @@ def key_ranges(places: Places, block: int) -> Iterator[tuple[slice, slice]]:
             yield slice(start, stop), slice(low, high)
 
 
-def products_of(
+def query_key_products(
     query: Float[Array, "*batch kv_heads group queries d"],
     key: Float[Array, "*batch kv_heads keys d"],
 ) -> Tile:
@@ -79,14 +79,14 @@ def products_of(
 
 
 def masked(scores: Tile, visible: Visible | None) -> Tile:
-    """Sets the scores of pairs that are not visible to −∞; None: all are visible."""
+    """Sets the scores of invisible pairs to −∞; all pairs are visible if `visible` is None."""
     return scores if visible is None else jnp.where(over_heads(visible), scores, -jnp.inf)
 
 
-def powers_of(
+def exp_scores(
     scores: Float[Array, "*rows n"], largest: Float[Array, "*rows"]
 ) -> Float[Array, "*rows n"]:
-    """Computes exp(score − largest); 0 where both are −∞, for a query that sees no key."""
+    """Computes exp(score − largest); 0 if both are −∞ (a query without visible keys)."""
     return jnp.exp(scores - jnp.where(largest == -jnp.inf, 0.0, largest)[..., None])
 
 
@@ -94,50 +94,51 @@ def weighted_sum(
     powers: Tile,
     value: Float[Array, "*batch kv_heads keys v"],
 ) -> Output:
-    """Computes Σ_s powers_s v_s in float32."""
+    """Computes Σ_s powers_s v_s over the keys s, in float32."""
     powers = powers.astype(value.dtype)
     return contract("...kgqs,...ksd->...kgqd", powers, value, jnp.float32)
 
 
-def log_total_of(
+def log_sum_exp(
     largest: Float[Array, "*rows"], total: Float[Array, "*rows"]
 ) -> Float[Array, "*rows"]:
     """Computes log Σ exp(score) from the largest score and the sum relative to it."""
-    # +inf for a query that sees no key: its weights in the backward pass are exp(−inf) = 0.
+    # For a query without visible keys, the result is +inf, so that its attention weights in the
+    # backward pass are 0.
     return jnp.where(total == 0.0, jnp.inf, largest + jnp.log(total))
 
 
-def tile_of(operands: Operands, rows: Part, columns: Part) -> Operands:
-    """Returns some of the queries and some of the keys and values."""
+def slice_operands(operands: Operands, rows: Part, columns: Part) -> Operands:
+    """Selects a part of the queries and a part of the keys and values."""
     query, key, value = operands
     return Operands(cut(query, rows, -2), cut(key, columns, -2), cut(value, columns, -2))
 
 
-def of_queries(upstream: Upstream, rows: Part) -> Upstream:
-    """Returns what the backward pass knows of some of the queries."""
+def slice_upstream(upstream: Upstream, rows: Part) -> Upstream:
+    """Selects the residuals of the backward pass for a part of the queries."""
     d_output, products, log_total = upstream
     return Upstream(cut(d_output, rows, -2), cut(products, rows), cut(log_total, rows))
 
 
-def gradients_of(
+def tile_gradients(
     operands: Operands,
     upstream: Upstream,
     visible: Visible | None,
     scores: Scores,
     tile: Callable[[Scores, Tile], Tile],
 ) -> Gradients:
-    """Returns a tile's contributions to the gradients.
+    """Computes the contributions of a tile to the gradients.
 
     Args:
         operands: the tile's queries, keys and values.
-        upstream: what is known of its queries.
-        visible: which pairs are visible; None: all.
-        scores: scale, cap and bias.
-        tile: (scores, products) → the scores of the tile.
+        upstream: the residuals of the backward pass for the tile's queries.
+        visible: which pairs of query and key are visible; all if None.
+        scores: scale, soft cap and bias.
+        tile: function (scores, products) → scores of the tile.
     """
     query, key, value = operands
     d_output, products, log_total = upstream
-    adjusted, pull_back = jax.vjp(tile, scores, products_of(query, key))
+    adjusted, pull_back = jax.vjp(tile, scores, query_key_products(query, key))
     weights = jnp.exp(masked(adjusted, visible) - log_total[..., None])
     d_weights = contract("...kgqd,...ksd->...kgqs", d_output, value, jnp.float32)
     d_scores, d_products = pull_back(weights * (d_weights - products[..., None]))
@@ -150,8 +151,8 @@ def gradients_of(
     )
 
 
-def scores_of(places: Places, rows: Part, columns: Part) -> Callable[[Scores, Tile], Tile]:
-    """Returns (scores, products) → the scores of the tile at these queries and keys."""
+def bind_score_tile(places: Places, rows: Part, columns: Part) -> Callable[[Scores, Tile], Tile]:
+    """Returns the function (scores, products) → scores for this tile."""
 
     def tile(scores: Scores, products: Tile) -> Tile:
         return scores.tile(products, places.queries, places.keys, rows, columns)
@@ -160,10 +161,10 @@ def scores_of(places: Places, rows: Part, columns: Part) -> Callable[[Scores, Ti
 
 
 def zero_gradients(scores: Scores) -> Scores:
-    """Returns zero gradients in float32 for the learned parts of the scores."""
+    """Returns zero gradients in float32 for the arrays in `scores`, such as a bias."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), scores)
 
 
 def add_gradients(scores: Scores, more: Scores) -> Scores:
-    """Adds gradients of the learned parts of the scores."""
+    """Adds gradients with respect to the arrays in `Scores`, such as a bias."""
     return jax.tree.map(jnp.add, scores, more)

@@ -1,16 +1,17 @@
-"""Attention by tokamax's fused kernel for GPUs, which takes a range of keys for each query.
+"""Attention by tokamax's fused kernel for GPUs.
 
-It supports what cuDNN lacks: caps of the scores, and windows in packed or padded rows. tokamax is
-an optional dependency, the extra `kernels`. It needs Python 3.12.
+The kernel takes a range of keys for each query. Unlike cuDNN's kernel, tokamax's kernel supports
+soft caps of the scores, and windows in packed or padded sequences. tokamax is an optional
+dependency (the extra `kernels`) and needs Python 3.12.
 
-- The output of a query without keys is undefined. Such queries get the range of one key, and their
-  output is replaced by zeros.
-- Rows that do not have one range per query are known only at run time. Blockwise attention computes
-  them.
-- A bias of the scores is refused: the gradients would need an array of all scores.
+- The kernel's output for a query without keys is undefined. This module gives such a query a range
+  with one key, and replaces the output of the query by zeros.
+- If the keys of a query do not form one range, which is known only at run time, blockwise attention
+  computes the output.
+- A bias of the scores is not supported, because its gradients would need an array of all scores.
 
 Reference:
-    tokamax.dot_product_attention, which takes no ranges; PallasMosaicGpuFlashAttention, which does.
+    tokamax.dot_product_attention (without ranges); PallasMosaicGpuFlashAttention (with ranges).
 """
 
 from collections.abc import Callable
@@ -37,22 +38,23 @@ from jaxformer.functional.attention.key_ranges import (
     positional,
 )
 
-# In float16, exp(score) overflows: with a cap of at most 60 the kernel subtracts no maximum.
+# float16 is excluded: with a cap of at most 60 the kernel does not subtract the maximum, so
+# exp(score) overflows.
 DTYPES = (jnp.bfloat16,)
-# By compute capability: Hopper is 9, data-centre Blackwell 10. The kernels for the gradients do not
-# compile for wider heads.
+# Largest head_dim by compute capability (9 is Hopper, 10 is data-centre Blackwell). For wider heads
+# the kernels of the backward pass do not compile.
 MOST_HEAD_DIM = {9: 256, 10: 192}
-INSTALL = 'pip install "jaxformer[kernels]", on Python 3.12 or newer'
+INSTALL = "pip install -e '.[kernels]', on Python 3.12 or newer"
 
 
 @dataclass(frozen=True)
 class Tokamax:
-    """tokamax's kernel, a `FusedKernel`.
+    """Fused attention kernel of tokamax.
 
     Attributes:
         generation: the major compute capability of the GPUs, such as 9 for Hopper.
-        compute: the kernel: (query, key, value, ranges, scale, cap) → output. None: that of the
-            installed tokamax.
+        compute: the kernel, a function (query, key, value, ranges, scale, cap) → output; defaults
+            to the kernel of the installed tokamax.
     """
 
     generation: int
@@ -70,12 +72,15 @@ class Tokamax:
         reason = unsupported_arrays(query, key, value, DTYPES)
         reason = reason or unsupported_scores(context.scores) or _unsupported(context)
         if reason is None and key.shape != value.shape:
-            reason = "it needs keys and values of equal shapes"
+            reason = "the kernel needs keys and values of equal shapes"
         most, head_dim = MOST_HEAD_DIM.get(self.generation, 0), query.shape[-1]
         if reason is None and most == 0:
-            reason = "it needs a Hopper or data-centre Blackwell GPU (compute capability 9 or 10)"
+            reason = (
+                "the kernel needs a Hopper or data-centre Blackwell GPU (compute "
+                "capability 9 or 10)"
+            )
         if reason is None and head_dim > most:
-            reason = f"it needs a head_dim of at most {most}, not {head_dim}"
+            reason = f"the kernel needs a head_dim of at most {most}, not {head_dim}"
         return reason or (missing() if self.compute is None else None)
 
     def attention(
@@ -87,7 +92,7 @@ class Tokamax:
     ) -> Float[Array, "batch heads queries v"]:
         """See `FusedKernel`."""
         ranges = key_ranges(context, len(query))
-        of_rows = partial(
+        on_device = partial(
             _attention_in_ranges,
             self.compute or tokamax_attention,
             context.scores.factor,
@@ -96,44 +101,51 @@ class Tokamax:
 
         def fused(query: Array, key: Array, value: Array) -> Array:
             per_device = context.placement.per_device
-            return per_device(of_rows, query, key, value, ranges.low, ranges.high)
+            return per_device(on_device, query, key, value, ranges.low, ranges.high)
 
-        if context.keys.segments is None:
+        if context.keys.segment_ids is None:
             return fused(query, key, value)
         return blockwise_if(~ranges.are_exact, fused, (query, key, value), context)
 
 
 def _unsupported(context: Context) -> str | None:
     if context.scores.bias is not None:
-        return "it does not support a bias of the scores without an array of all scores"
+        return "the kernel does not support a bias of the scores"
     if has_other_positions(context):
-        return "it does not support cached or other positions"
+        return "the kernel does not support cached or explicit positions"
     for rule in positional(context.mask).rules():
         if type(rule) not in RANGES:
-            return f"it does not support the mask {type(rule).__name__}, which is not a range"
+            return (
+                "the kernel needs a mask that allows one range of keys per query, "
+                f"not {type(rule).__name__}"
+            )
         if context.queries.positions is not None and type(rule) not in DISTANCES:
-            return f"it does not support the mask {rule} together with positions in documents"
+            return (
+                f"the kernel does not support the mask {rule} together with positions "
+                "within documents"
+            )
     if is_packed(context) and context.queries.length != context.keys.length:
-        return "it supports packed documents only in self-attention"
+        return "the kernel supports packed documents only in self-attention"
     return None
 
 
 @cache
 def missing() -> str | None:
-    """Returns why tokamax cannot be used, or None."""
+    """Returns why tokamax cannot be used, or None if it can."""
     try:
         installed = version("tokamax")
     except PackageNotFoundError:
-        return f"it is not installed ({INSTALL})"
+        return f"tokamax is not installed ({INSTALL})"
     try:
         _classes()
-    except Exception as error:  # the classes are private, and importing them needs a fitting JAX
-        return f"tokamax {installed} cannot be used, 0.0.17 can: {error!r} ({INSTALL})"
+    # The classes are private to tokamax, and importing them needs a matching version of JAX.
+    except Exception as error:
+        return f"tokamax {installed} does not work here; use tokamax 0.0.17: {error!r} ({INSTALL})"
     return None
 
 
 def _classes() -> tuple[Any, Any]:
-    """Returns tokamax's class of masks and that of its kernel for GPUs."""
+    """Returns tokamax's mask class and the class of its GPU kernel."""
     # pyrefly: ignore[missing-import] (an optional dependency)
     from tokamax._src.ops.attention.base import Mask
 
@@ -153,7 +165,7 @@ def _attention_in_ranges(
     low: Int[Array, "batch queries"],
     high: Int[Array, "batch queries"],
 ) -> Float[Array, "batch heads queries v"]:
-    """Calls the kernel; queries that see no key give zeros."""
+    """Calls the kernel and replaces the output of queries without visible keys by zeros."""
     sees = high > low
     substitute = jnp.minimum(jnp.arange(low.shape[-1], dtype=jnp.int32), key.shape[-2] - 1)
     low, high = jnp.where(sees, low, substitute), jnp.where(sees, high, substitute + 1)
@@ -176,13 +188,13 @@ def tokamax_attention(
         query: the queries.
         key: the keys.
         value: the values.
-        ranges: the first key of each query, and the one after the last.
+        ranges: (low, high); each query attends to the keys low … high − 1.
         scale: factor of the products.
-        cap: bound of the scaled products; None: no cap.
-        implementation: one of tokamax's implementations; None: its kernel for GPUs.
+        cap: soft cap of the scaled products, or None.
+        implementation: one of tokamax's implementations; defaults to its GPU kernel.
     """
     mask, kernel = _classes()
-    low, high = (x[:, None, :] for x in ranges)  # an axis of heads
+    low, high = (x[:, None, :] for x in ranges)  # The new axis is for heads.
     output = (implementation or kernel())(
         *(x.swapaxes(1, 2) for x in (query, key, value)),  # [batch, length, heads, head_dim]
         mask=mask(k_start=low, k_end=high),

@@ -1,4 +1,4 @@
-"""Positions and documents of tokens, and parts of rows."""
+"""Positions and documents of tokens, and slices of sequences."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,13 +13,14 @@ from jaxformer.functional.symbolic import Size, is_known
 
 
 class DynamicSlice(NamedTuple):
-    """`size` tokens of a row from `start` on, where `start` is known only at run time."""
+    """A slice of `size` tokens whose start is known only at run time."""
 
     start: Any
     size: int
 
 
-Part = slice | DynamicSlice  # part of a row
+# A range of the tokens of a sequence.
+Part = slice | DynamicSlice
 
 
 def cut(array: Any, part: Part, axis: int = -1) -> Any:
@@ -30,27 +31,29 @@ def cut(array: Any, part: Part, axis: int = -1) -> Any:
 
 
 def put(array: Any, part: Part, new: Any, axis: int = -1) -> Any:
-    """Returns the array with `new` in place of `part` along `axis`."""
+    """Replaces `part` of the array along `axis` by `new`."""
     return jax.lax.dynamic_update_slice_in_dim(array, new, part.start, axis)
 
 
 @partial(
-    jax.tree_util.register_dataclass, data_fields=["positions", "segments"], meta_fields=["length"]
+    jax.tree_util.register_dataclass,
+    data_fields=["positions", "segment_ids"],
+    meta_fields=["length"],
 )
 @dataclass(frozen=True)
 class TokenInfo:
-    """Positions and documents of the tokens of a row.
+    """Positions and documents of the tokens of a sequence.
 
     Attributes:
         length: the number of tokens.
-        positions: int [*batch, length], or None for 0, 1, 2, … along the row (known while tracing).
-        segments: int [*batch, length], the document of each token, 0 for padding or an empty slot;
-            None for one document without padding.
+        positions: int [*batch, length], or None for 0, 1, 2, … (known while tracing).
+        segment_ids: int [*batch, length], the document of each token, 0 for padding or an empty
+            slot of a cache; None for one document without padding.
     """
 
     length: Size
     positions: Any = None
-    segments: Any = None
+    segment_ids: Any = None
 
     def __post_init__(self) -> None:
         """Checks `length`."""
@@ -58,50 +61,50 @@ class TokenInfo:
             whole_number("length", self.length, 0)
 
     def part(self, part: Part) -> "TokenInfo":
-        """Returns the `TokenInfo` of one contiguous part of the row, with unchanged positions."""
+        """Returns the `TokenInfo` of a part of the sequence, without renumbering positions."""
         if isinstance(part, DynamicSlice):
             in_order, length = part.start + jax.numpy.arange(part.size), part.size
         else:
             in_order, length = _arange(part.start, part.stop), part.stop - part.start
         positions = in_order if self.positions is None else cut(self.positions, part)
-        segments = None if self.segments is None else cut(self.segments, part)
-        return TokenInfo(length, positions, segments)
+        segment_ids = None if self.segment_ids is None else cut(self.segment_ids, part)
+        return TokenInfo(length, positions, segment_ids)
 
     def with_axis(self, axis: int) -> "TokenInfo":
         """Returns the `TokenInfo` for arrays with an additional axis at `axis`.
 
         One-dimensional positions, which all batch elements share, remain unchanged.
         """
-        positions, segments = self.positions, self.segments
+        positions, segment_ids = self.positions, self.segment_ids
         if np.ndim(positions) > 1:
             positions = jax.numpy.expand_dims(positions, axis)
-        if segments is not None:
-            segments = jax.numpy.expand_dims(segments, axis)
-        return TokenInfo(self.length, positions, segments)
+        if segment_ids is not None:
+            segment_ids = jax.numpy.expand_dims(segment_ids, axis)
+        return TokenInfo(self.length, positions, segment_ids)
 
     def followed_by(self, other: "TokenInfo") -> "TokenInfo":
-        """Returns the `TokenInfo` of these tokens and then the others, both [batch, length]."""
+        """Concatenates this value and `other` along the length."""
         return jax.tree.map(
             lambda *x: jax.numpy.concatenate(x, axis=-1),
             replace(self, length=self.length + other.length),
             replace(other, length=self.length + other.length),
         )
 
-    def repeat_rows(self, rows: int) -> "TokenInfo":
-        """Returns the `TokenInfo` of `rows` batch elements, each row repeated equally often."""
-        positions, segments = (
-            x if np.ndim(x) < 2 else jax.numpy.repeat(x, rows // len(x), axis=0)
-            for x in (self.positions, self.segments)
+    def repeat_batch(self, batch_size: int) -> "TokenInfo":
+        """Repeats each batch element equally often, so that the batch size is `batch_size`."""
+        positions, segment_ids = (
+            x if np.ndim(x) < 2 else jax.numpy.repeat(x, batch_size // len(x), axis=0)
+            for x in (self.positions, self.segment_ids)
         )
-        return TokenInfo(self.length, positions, segments)
+        return TokenInfo(self.length, positions, segment_ids)
 
     def position_ids(self) -> Integer[Array | np.ndarray, "*batch length"]:
-        """Returns `positions`, or 0, 1, 2, … if they are None."""
+        """Returns `positions`, or 0, 1, 2, … if `positions` is None."""
         if self.positions is not None:
             return self.positions
         return _arange(0, self.length)
 
 
 def _arange(start: int, stop: Size) -> Any:
-    """Returns start … stop − 1: a NumPy array, which is known while tracing, if the stop is."""
+    """Returns start … stop − 1, as a static NumPy array if `stop` is known while tracing."""
     return (np if is_known(stop) else jax.numpy).arange(start, stop)

@@ -1,1 +1,1 @@
-"""Caches: what a model keeps of the tokens that it has read."""
+"""Decoding caches: keys, values and recurrent states of the tokens that a model has read."""

@@ -1,12 +1,14 @@
 """Key/value cache for incremental decoding.
 
-The cache is an immutable pytree: a pass takes one and returns the updated one. Each layer has one
-array of keys and one of values, in which the axis of heads precedes that of slots. A table records
-the position and the document of the token in each slot. One code path therefore serves rows of
-different lengths, several new tokens per call, and packed documents.
+The cache is an immutable pytree: a forward pass takes a cache and returns the updated cache. Each
+attention layer has an array of keys and an array of values, both [batch, kv_heads, slots,
+head_dim]. A slot is a place in these arrays for the key and the value of one token. A table records
+the position and the document of the token in each slot. With this table, the same code supports
+batch elements of different lengths, several new tokens per call, and packed documents.
 
-Layers without a window share a table of all tokens. Layers with a window share a table that is a
-ring: it has slots for the window and for `SPARE` more tokens, and reuses them.
+Layers without a window share one table, which lists all tokens. Layers with the same window size
+share one table, whose slots are a ring buffer. The ring buffer has slots for the tokens of the
+window and for `SPARE` more tokens, and new tokens overwrite the oldest tokens.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,12 +21,12 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, DTypeLike, Int
 
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.slots import Slots, SlotSize, SourceSlots, TokenStates
-from jaxformer.functional.cache.table import SlotTable, SlotView
+from jaxformer.functional.cache.slots import KeyValueSize, Slots, SourceKeysValues, TokenStates
+from jaxformer.functional.cache.table import TableView, TokenTable
 from jaxformer.functional.positions import DocumentCursor, document_positions
 
-# Slots of a ring beyond its window: SPARE + 1 tokens can be appended at once, or dropped, before a
-# key in the window is lost.
+# Number of slots that a ring buffer has in addition to its window size. One call can append or drop
+# up to SPARE + 1 tokens without losing a key that a window needs.
 SPARE = 64
 
 
@@ -33,11 +35,13 @@ class CacheSize:
     """Size of a cache.
 
     Attributes:
-        batch_size: number of rows.
-        capacity: the most tokens of a row, padding included.
-        ring: True: each layer gets a ring of `capacity` slots, and must have a window. False: each
-            layer gets `capacity` slots. None: layers with a window get a ring if that is smaller.
-        most: the capacity to which the cache may grow; None: it does not grow.
+        batch_size: number of batch elements.
+        capacity: maximum number of tokens per batch element, padding included.
+        ring: if True, each layer gets a ring buffer of `capacity` slots; all layers must then have
+            a window. If False, each layer gets `capacity` slots that are never reused. If None, a
+            layer with a window gets a ring buffer if this buffer needs fewer than max(`capacity`,
+            `most`) slots.
+        most: the capacity to which the cache may grow; defaults to `capacity`.
     """
 
     batch_size: int
@@ -49,24 +53,28 @@ class CacheSize:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache:
-    """What the layers keep of the tokens read so far.
+    """State of all layers after the tokens read so far.
 
     Attributes:
-        states: for each layer the states of its sub-layers, by name: `Slots`, `SourceSlots`, or the
-            arrays of `SubLayer.init_state`, whose first axis is the batch. `TokenStates` has these
+        states: for each layer, a dictionary from the name of a sub-layer to its state. A state is
+            `Slots` (self-attention), `SourceKeysValues` (cross-attention), or a tree of arrays from
+            `SubLayer.init_state` with the batch as first axis. `TokenStates` holds the tree of
             arrays after each token of the last pass.
-        tables: the tokens in the slots, a table for each entry of `reaches`; layers of one reach
-            share it.
-        cursor: the segment, document and position at which each row stopped.
-        length: int [], number of tokens read so far, padding included.
-        reaches: the reach of each table, None for that of all tokens.
-        source: length and padding of the sources; None: the model reads none.
-        is_prefix: True for the result of `live_prefix`, whose empty slots are zero already.
+        tables: for each entry of `reaches`, a table of the tokens in the slots. Layers with the
+            same window size share a table.
+        cursor: for each batch element, the last segment id, the number of documents and the next
+            position.
+        length: int [], the number of tokens read per batch element so far, padding included.
+        reaches: the window size of each table's layers; None for the table of all tokens.
+        source: length and padding of the sources; None for a model without a source.
+        is_prefix: whether `live_prefix` returned this cache, so that all empty slots hold zeros.
     """
 
+    # `cursor` and `length` have the type `Any`, because JAX also fills these fields with
+    # placeholders.
     states: tuple[Mapping[str, Any], ...]
-    tables: tuple[SlotTable, ...]
-    cursor: Any  # not annotated as arrays: JAX also fills the fields with placeholders
+    tables: tuple[TokenTable, ...]
+    cursor: Any
     length: Any
     reaches: tuple[int | None, ...] = field(metadata={"static": True})
     source: TokenInfo | None = None
@@ -74,46 +82,47 @@ class Cache:
 
     @property
     def reach(self) -> int | None:
-        """How many tokens a token sees, itself included; None if a layer sees all of them."""
+        """The largest window size of all layers; None if a layer attends to all tokens."""
         reaches = [reach for reach in self.reaches if reach is not None]
         return max(reaches) if reaches and len(reaches) == len(self.reaches) else None
 
     @property
     def capacity(self) -> int | None:
-        """The largest number of tokens of a row, padding included; None if there is no limit."""
-        return self.tables[self.reaches.index(None)].slots if None in self.reaches else None
+        """Maximum number of tokens per batch element, padding included; None without a limit."""
+        return self.tables[self.reaches.index(None)].num_slots if None in self.reaches else None
 
     @property
-    def slots(self) -> list[Slots]:
-        """The slots of each layer that has them."""
+    def key_values(self) -> list[Slots]:
+        """The keys and values of each layer with self-attention."""
         return [x for _, x in self._named_states if isinstance(x, Slots)]
 
     @property
     def _named_states(self) -> list[tuple[str, Any]]:
-        """The name and the state of each sub-layer of each layer."""
+        """The pairs (name, state) of the sub-layers of all layers."""
         return [named for states in self.states for named in states.items()]
 
     def append(
-        self, segments: Int[Array, "batch new"]
-    ) -> tuple["Cache", TokenInfo, dict[int | None, SlotView]]:
-        """Marks slots as those of the next tokens, whose segment ids are `segments`.
+        self, segment_ids: Int[Array, "batch new"]
+    ) -> tuple["Cache", TokenInfo, dict[int | None, TableView]]:
+        """Reserves slots for new tokens with these segment ids.
 
         Returns:
-            (cache, new, views). The cache's keys and values are not written yet. `new` describes
-            the new tokens. `views` has the slots of the layers of each reach.
+            (cache, new, views). The cache has updated tables; keys and values are written later, by
+            each layer. `new` holds the positions and documents of the new tokens. `views` maps the
+            window size of each table to the table's `TableView`.
         """
-        documents, positions, cursor = document_positions(segments, self.cursor)
-        new = TokenInfo(segments.shape[1], positions, documents)
+        documents, positions, cursor = document_positions(segment_ids, self.cursor)
+        new = TokenInfo(segment_ids.shape[1], positions, documents)
         appended = [table.append(new, self.length) for table in self.tables]
         tables = tuple(table for table, _ in appended)
         views = [view for _, view in appended]
-        length = self.length + segments.shape[1]
+        length = self.length + segment_ids.shape[1]
         cache = replace(self, tables=tables, cursor=cursor, length=length)
         return cache, new, dict(zip(self.reaches, views, strict=True))
 
     @property
     def current_states(self) -> tuple[dict[str, Any], ...]:
-        """The states of each layer after the last token."""
+        """For each layer, the states of its sub-layers after the last token."""
         return tuple(
             {name: x.now if isinstance(x, TokenStates) else x for name, x in states.items()}
             for states in self.states
@@ -122,37 +131,47 @@ class Cache:
     def with_states(
         self, states: Sequence[Mapping[str, Any]], tokens: TokenInfo | None = None
     ) -> "Cache":
-        """Returns the cache with these states in place of those of the same sub-layers.
+        """Returns the cache with new states for the sub-layers in `states`.
 
         Args:
-            states: the states after a pass.
-            tokens: the tokens of the pass, if `Run.keeps_states` is True: states without slots are
-                then those after each token. Otherwise None.
+            states: for each layer, {name of a sub-layer: state after a pass}.
+            tokens: the tokens of the pass if `Run.keeps_states` is True, otherwise None. With
+                `keeps_states`, `states` holds recurrent states after each token.
         """
         pairs = list(zip(self.current_states, states, strict=True))
         if tokens is not None:
-            pairs = [(old, _by_token(old, new, tokens)) for old, new in pairs]
+            pairs = [(old, _token_states(old, new, tokens)) for old, new in pairs]
         return replace(self, states=tuple({**old, **new} for old, new in pairs))
 
-    def live_prefix(self, slots: int | None) -> "Cache":
-        """Returns a cache of the first `slots` slots (None: all), with zeros in the empty ones.
+    def live_prefix(self, num_slots: int | None) -> "Cache":
+        """Returns a cache of the first `num_slots` slots, with zeros in the empty slots.
 
-        A step attends to all slots of the cache that it gets, so its cost grows with `slots` and
-        not with the capacity. `merge_prefix` copies the prefix back. Empty slots are set to zero
-        here, once for many steps, because 0 × NaN is NaN. A ring of at most `slots` slots is kept
-        whole. A larger one is cut, which is safe: if all tokens fit into `slots`, it has reused no
-        slot.
+        A decoding step attends to all slots of its cache, so the cost of a step grows with
+        `num_slots` and not with the capacity. `merge_prefix` copies the prefix back into this
+        cache. Empty slots must be zero, because 0 × NaN is NaN. `live_prefix` zeroes them once for
+        all later steps.
+
+        Ring buffers with at most `num_slots` slots are unchanged. Larger ring buffers are truncated
+        to `num_slots` slots. A truncated ring buffer holds all tokens if there are at most
+        `num_slots` tokens.
+
+        Args:
+            num_slots: the number of slots; all slots if None.
 
         Raises:
-            ValueError: all layers have a window, and `slots` is smaller than a ring.
+            ValueError: All layers have ring buffers, and `num_slots` is smaller than the largest
+                ring buffer.
         """
-        most = max((table.slots for table in self.tables), default=0)
-        if self.capacity is None and slots is not None and slots < most:
-            raise ValueError(f"slots is {slots}; a ring needs all of its {most} slots")
-        if self.is_prefix and slots in (None, self.capacity):
+        most = max((table.num_slots for table in self.tables), default=0)
+        if self.capacity is None and num_slots is not None and num_slots < most:
+            raise ValueError(
+                f"num_slots is {num_slots}; it must be None or at least {most} "
+                "(the size of the ring)"
+            )
+        if self.is_prefix and num_slots in (None, self.capacity):
             return self
-        tables = tuple(table.part(slots) for table in self.tables)
-        states = self._map_slots(lambda x, table: x.live_part(table.documents), tables)
+        tables = tuple(table.part(num_slots) for table in self.tables)
+        states = self._map_key_values(lambda x, table: x.live_part(table.documents), tables)
         return replace(self, states=states, tables=tables, is_prefix=True)
 
     def merge_prefix(self, prefix: "Cache") -> "Cache":
@@ -169,100 +188,115 @@ class Cache:
         )
         return replace(prefix, states=states, tables=tables, is_prefix=self.is_prefix)
 
-    def grow(self, slots: int) -> "Cache":
-        """Returns the cache with empty slots appended, so that it has `slots` of them.
+    def grow(self, num_slots: int) -> "Cache":
+        """Appends empty slots, so that the cache has `num_slots` slots.
 
-        Rings grow up to the slots that they need; they have reused none while they are smaller.
+        A ring buffer grows to at most window + `SPARE` slots. A ring buffer below this size has not
+        overwritten any token.
 
         Raises:
-            ValueError: all layers have a window, so that tokens would be in other slots then.
+            ValueError: All layers have ring buffers. Such a cache cannot grow, because ring buffers
+                overwrite old tokens.
         """
         if not self.tables:
             return self
         if self.capacity is None:
-            raise ValueError("a ring reuses its slots; it cannot grow")
+            raise ValueError(
+                "this cache cannot grow: it has only ring buffers, which overwrite old tokens"
+            )
         sizes = [
-            slots if reach is None else max(table.slots, min(slots, reach + SPARE))
+            num_slots if reach is None else max(table.num_slots, min(num_slots, reach + SPARE))
             for reach, table in zip(self.reaches, self.tables, strict=True)
         ]
-        tables = tuple(map(SlotTable.grow, self.tables, sizes))
-        states = self._map_slots(lambda x, table: x.grow(table.slots), tables)
+        tables = tuple(map(TokenTable.grow, self.tables, sizes))
+        states = self._map_key_values(lambda x, table: x.grow(table.num_slots), tables)
         return replace(self, states=states, tables=tables)
 
-    def _map_slots(
-        self, function: Callable[[Slots, SlotTable], Slots], tables: Sequence[SlotTable]
+    def _map_key_values(
+        self, function: Callable[[Slots, TokenTable], Slots], tables: Sequence[TokenTable]
     ) -> tuple[dict[str, Any], ...]:
-        """Returns the states with function(x, table of its layer) for all slots x."""
-        table_of = dict(zip(self.reaches, tables, strict=True))
+        """Returns all states, with `function(slots, table)` in place of each `Slots`."""
+        format_table = dict(zip(self.reaches, tables, strict=True))
         return tuple(
             {
-                name: function(x, table_of[x.reach]) if isinstance(x, Slots) else x
+                name: function(x, format_table[x.reach]) if isinstance(x, Slots) else x
                 for name, x in states.items()
             }
             for states in self.states
         )
 
-    def gather_rows(self, rows: ArrayLike | Sequence[Any]) -> "Cache":
-        """Returns a cache whose row i is row rows[i] of this one; the number of rows may change.
+    def gather_batch(self, indices: ArrayLike | Sequence[Any]) -> "Cache":
+        """Returns a cache whose batch element i is batch element indices[i] of this cache.
 
-        The source of a row depends on its index, so row rows[i] must read the source of row i.
+        The number of indices may differ from the batch size. The source of a batch element depends
+        on its index. Therefore, batch element i of the result and batch element indices[i] of this
+        cache must have the same source.
 
         Args:
-            rows: int [new_batch].
+            indices: int [new_batch].
 
         Raises:
-            ValueError: outside jit, if an entry of `rows` is no row of this cache or has another
-                source.
+            ValueError: Outside jit, an entry of `indices` is not in 0 … batch − 1 or belongs to
+                another source.
         """
-        rows = checked_rows(rows, len(self.cursor.position))
-        self._check_sources(rows)
-        own = replace(self, source=None)  # sources have no axis of rows
+        indices = _check_indices(indices, len(self.cursor.position))
+        self._check_sources(indices)
+        # The batch axis of the sources is not the batch axis that `indices` refers to.
+        own = replace(self, source=None)
         gathered = jax.tree.map(
-            lambda x: x if isinstance(x, SourceSlots) or not x.ndim else x[rows],
+            lambda x: x if isinstance(x, SourceKeysValues) or not x.ndim else x[indices],
             own,
-            is_leaf=lambda x: isinstance(x, SourceSlots),
+            is_leaf=lambda x: isinstance(x, SourceKeysValues),
         )
         return replace(gathered, source=self.source)
 
-    def _check_sources(self, rows: Int[Array | np.ndarray, " rows"]) -> None:
-        slots = [x for _, x in self._named_states if isinstance(x, SourceSlots)]
-        if not slots:
+    def _check_sources(self, indices: Int[Array | np.ndarray, " new_batch"]) -> None:
+        cached = [x for _, x in self._named_states if isinstance(x, SourceKeysValues)]
+        if not cached:
             return
-        sources = len(slots[0].keys)
-        if len(rows) % sources:
-            raise ValueError(f"rows has {len(rows)} entries; the {sources} sources must divide it")
-        if isinstance(rows, jax.core.Tracer):
-            return
-        old, new = (np.arange(n) // (n // sources) for n in (len(self.cursor.position), len(rows)))
-        differs = old[rows] != new
-        if differs.any():
-            row = int(differs.argmax())
+        sources = len(cached[0].keys)
+        if len(indices) % sources:
             raise ValueError(
-                f"rows[{row}] is {rows[row]}, which reads source {old[rows[row]]}; row {row} "
-                f"reads source {new[row]}"
+                f"indices has {len(indices)} entries; their number must be a multiple of the "
+                f"number of sources ({sources})"
+            )
+        if isinstance(indices, jax.core.Tracer):
+            return
+        old, new = (
+            np.arange(n) // (n // sources) for n in (len(self.cursor.position), len(indices))
+        )
+        differs = old[indices] != new
+        if differs.any():
+            i = int(differs.argmax())
+            raise ValueError(
+                f"indices[{i}] is {indices[i]}, but this batch element belongs to source "
+                f"{old[indices[i]]}, and batch element {i} to source {new[i]}; both must have the "
+                "same source"
             )
 
     def rewind(self, lengths: ArrayLike | Sequence[Any]) -> "Cache":
-        """Drops the last lengths[i] tokens of row i, which must belong to its current document.
+        """Drops the last lengths[i] tokens of batch element i.
 
-        Slots after the last remaining token of all rows are free again. A ring overwrites old
-        tokens, so a row can drop tokens only while the window of the next token is intact.
+        The dropped tokens must belong to the current document of the batch element. The last
+        slots become free if no batch element has a remaining token in them. A ring buffer
+        overwrites old tokens, so tokens can be dropped only if all tokens in the window of the next
+        token are still in the ring buffer.
 
         Args:
-            lengths: int [batch], or one number for all rows.
+            lengths: int [batch], or one number for all batch elements.
 
         Raises:
-            ValueError: outside jit, if a row cannot drop that many tokens. Inside jit, the logits
-                of that row are NaN until its next document begins.
+            ValueError: Outside jit, batch element i cannot drop lengths[i] tokens. Inside jit,
+                the logits of batch element i are NaN instead, until its next document begins.
         """
         for name, x in self._named_states:
-            if not isinstance(x, Slots | SourceSlots | TokenStates):
+            if not isinstance(x, Slots | SourceKeysValues | TokenStates):
                 raise ValueError(
-                    f"the sub-layer {name!r} keeps its last state only, so no token can be "
-                    "dropped; read the tokens with keep_states=True"
+                    f"the cache has only the last state of the sub-layer {name!r}, so tokens "
+                    "cannot be dropped; pass keep_states=True to jf.extend"
                 )
         position = self.cursor.position
-        lengths = _lengths_of_rows(lengths, len(position))
+        lengths = _check_lengths(lengths, len(position))
         longest = position
         for table in self.tables:
             longest = jnp.minimum(longest, table.longest_rewind(position))
@@ -272,15 +306,15 @@ class Cache:
         longest = jnp.maximum(longest, 0)
         is_refused = (lengths < 0) | (lengths > longest)
         if not isinstance(is_refused, jax.core.Tracer) and is_refused.any():
-            row = int(is_refused.argmax())
+            index = int(is_refused.argmax())
             why = ""
-            if longest[row] < position[row]:
-                why = ": its ring has overwritten earlier ones"
-                if any(x.longest_rewind[row] == longest[row] for x in recent):
-                    why = ": it has no states from before the last call"
+            if longest[index] < position[index]:
+                why = ", because the ring buffer has overwritten earlier tokens"
+                if any(x.longest_rewind[index] == longest[index] for x in recent):
+                    why = ", because the cache has no recurrent states from before the last call"
             raise ValueError(
-                f"lengths[{row}] is {lengths[row]}; row {row} can be rewound by 0 … {longest[row]} "
-                f"tokens{why}"
+                f"lengths[{index}] is {lengths[index]}; the number of tokens to drop must be in "
+                f"0 … {longest[index]}{why}"
             )
         lengths = jnp.where(is_refused, 0, lengths)
         remaining = position - lengths
@@ -301,46 +335,54 @@ class Cache:
         return replace(cache, length=jnp.where(used, numbers, 0).max())
 
 
-def _by_token(old: Mapping[str, Any], new: Mapping[str, Any], tokens: TokenInfo) -> dict[str, Any]:
-    """Returns the new states of a layer, with those of each token for sub-layers without slots."""
+def _token_states(
+    old: Mapping[str, Any], new: Mapping[str, Any], tokens: TokenInfo
+) -> dict[str, Any]:
+    """Returns the new states of a layer; a recurrent state becomes `TokenStates`."""
     return {
         name: x if isinstance(x, Slots) else TokenStates.of(name, old[name], x, tokens)
         for name, x in new.items()
     }
 
 
-def _lengths_of_rows(lengths: ArrayLike | Sequence[Any], batch_size: int) -> Int[Array, " batch"]:
-    """Returns one length for each row; ValueError if `lengths` are not whole numbers for them."""
+def _check_lengths(lengths: ArrayLike | Sequence[Any], batch_size: int) -> Int[Array, " batch"]:
+    """Returns `lengths` as int32 [batch].
+
+    Raises:
+        ValueError: `lengths` is not an integer or one integer per batch element.
+    """
     lengths = jnp.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer) or lengths.shape not in ((), (batch_size,)):
         raise ValueError(
-            f"lengths is {lengths.dtype} {lengths.shape}; it must be one whole number, or one for "
-            f"each of the {batch_size} rows"
+            f"lengths is {lengths.dtype} of shape {lengths.shape}; it must be a whole number, or "
+            f"an array of {batch_size} whole numbers, one per batch element"
         )
     return jnp.broadcast_to(lengths.astype(jnp.int32), (batch_size,))
 
 
-def checked_rows(
-    rows: ArrayLike | Sequence[Any], batch_size: int
-) -> Int[Array | np.ndarray, " rows"]:
-    """Returns `rows`, int [new_batch], as an array.
+def _check_indices(
+    indices: ArrayLike | Sequence[Any], batch_size: int
+) -> Int[Array | np.ndarray, " new_batch"]:
+    """Returns `indices`, int [new_batch], as an array.
 
     Raises:
-        ValueError: outside jit, if an entry is not in 0 … batch_size − 1.
+        ValueError: Outside jit, an index is not in 0 … batch_size − 1.
     """
-    if isinstance(rows, jax.core.Tracer):
-        return rows
-    rows = np.asarray(rows)
-    missing = (rows < 0) | (rows >= batch_size)
+    if isinstance(indices, jax.core.Tracer):
+        return indices
+    indices = np.asarray(indices)
+    missing = (indices < 0) | (indices >= batch_size)
     if missing.any():
-        raise ValueError(f"rows holds {rows[missing][0]}; the cache has {batch_size} rows")
-    return rows
+        index = indices[missing][0]
+        raise ValueError(f"indices contains {index}; it must be in 0 … {batch_size - 1}")
+    return indices
 
 
-_NOWHERE = -(2**30)  # tokens at negative positions have NaN as logits
+# The logits of a token at a negative position are NaN.
+_NOWHERE = -(2**30)
 
 
-def init_cache(
+def empty_cache(
     states: Sequence[Mapping[str, Any]],
     size: CacheSize,
     dtype: DTypeLike,
@@ -349,30 +391,31 @@ def init_cache(
     """Returns an empty cache.
 
     Args:
-        states: the states of the sub-layers of each layer, by name. A `SlotSize` stands for empty
-            slots.
-        size: the number of rows and slots.
+        states: for each layer, the initial states of its sub-layers, by name. Each `KeyValueSize`
+            is replaced by empty slots.
+        size: the batch size and the number of slots.
         dtype: the dtype of keys and values.
-        source: length and padding of the sources; None: the model reads none.
+        source: length and padding of the sources; None for a model without a source.
 
     Raises:
-        ValueError: the cache is a ring with fewer slots than the window.
+        ValueError: `size.ring` is True, and `size.capacity` is below the largest window size.
     """
-    reaches = [x.reach for each in states for x in each.values() if isinstance(x, SlotSize)]
-    sizes, rows = _table_sizes(tuple(dict.fromkeys(reaches)), size), size.batch_size
+    reaches = [x.reach for each in states for x in each.values() if isinstance(x, KeyValueSize)]
+    sizes, batch_size = _table_sizes(tuple(dict.fromkeys(reaches)), size), size.batch_size
 
-    def empty(layer: SlotSize) -> Slots:
-        reach = layer.reach if layer.reach in sizes else None  # the table of all tokens
-        shape = (rows, layer.kv_heads, sizes[reach], layer.head_dim)
+    def empty(layer: KeyValueSize) -> Slots:
+        # If `reach` is None, the layer has no ring buffer and stores all tokens.
+        reach = layer.reach if layer.reach in sizes else None
+        shape = (batch_size, layer.kv_heads, sizes[reach], layer.head_dim)
         return Slots(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), reach)
 
     return Cache(
         tuple(
-            {name: empty(x) if isinstance(x, SlotSize) else x for name, x in each.items()}
+            {name: empty(x) if isinstance(x, KeyValueSize) else x for name, x in each.items()}
             for each in states
         ),
-        tuple(SlotTable.empty(rows, slots, reach) for reach, slots in sizes.items()),
-        DocumentCursor.begin(rows),
+        tuple(TokenTable.empty(batch_size, num_slots, reach) for reach, num_slots in sizes.items()),
+        DocumentCursor.begin(batch_size),
         jnp.int32(0),
         tuple(sizes),
         source,
@@ -380,15 +423,17 @@ def init_cache(
 
 
 def _table_sizes(reaches: Sequence[int | None], size: CacheSize) -> dict[int | None, int]:
-    """Returns the number of slots of each table, by its reach.
+    """Returns {window size: number of slots in the table for layers with this window}.
 
-    A window gets a ring only if the ring is smaller than the largest capacity of the cache.
+    By default, a layer with a window gets a ring buffer if window + `SPARE` is below the largest
+    capacity, max(`capacity`, `most`).
     """
     if size.ring:
         largest = max(reach for reach in reaches if reach is not None)
         if size.capacity < largest:
             raise ValueError(
-                f"capacity is {size.capacity}; a ring must have the window's {largest} slots"
+                f"capacity is {size.capacity}; a ring needs at least {largest} slots, the largest "
+                "window size"
             )
         return dict.fromkeys(reaches, size.capacity)
     most = max(size.capacity, size.most or 0)
@@ -398,5 +443,7 @@ def _table_sizes(reaches: Sequence[int | None], size: CacheSize) -> dict[int | N
         if size.ring is None and reach is not None and reach + SPARE < most
     }
     if len(rings) == len(reaches):
-        return rings  # they never grow
+        # If every layer has a ring buffer, the cache cannot grow, so the ring buffers have their
+        # full size from the start.
+        return rings
     return {None: size.capacity} | {x: min(n, size.capacity) for x, n in rings.items()}

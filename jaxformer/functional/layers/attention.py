@@ -1,13 +1,13 @@
-"""Self-attention: each token reads from the tokens that its mask lets it see.
+"""Self-attention: each token attends to the tokens that the mask allows.
 
-    softmax(q kᵀ/√d) v for each head, and W_O of all heads
+    y = W_O [heads], where each head is softmax(q kᵀ/√d) v
 
 Reference:
     Notes, lecture 11 §4.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Causal, Mask, Packed
 from jaxformer.functional.attention.scores import Alibi, RelativePositions, Scores
-from jaxformer.functional.cache.slots import SlotSize
+from jaxformer.functional.cache.slots import KeyValueSize
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.layers.sublayer import (
     GATE_POWER,
@@ -30,8 +30,8 @@ from jaxformer.functional.layers.sublayer import (
     axes_of_linear,
 )
 from jaxformer.functional.linear.affine import fuse_linear, init_linear, linear
-from jaxformer.functional.positions import rotary
-from jaxformer.functional.row_size import RowSize
+from jaxformer.functional.positions import Scaling, rotary
+from jaxformer.functional.sequence_size import SequenceSize
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
@@ -40,15 +40,17 @@ PARTS = ("query", "key", "value")
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions of queries and keys; see `positions.rotary`."""
+    """Rotary positional encoding of queries and keys; see `positions.rotary`."""
 
     base: float = 10_000.0
     fraction: float = 1.0
     interleaved: bool = False
-    scaling: Any = None  # a models.config.RotaryScaling, or None
+    scaling: Scaling | None = None
 
     def __call__(
-        self, x: Float[Array, "*batch heads length d"], positions: Int[Array, "*rows length"]
+        self,
+        x: Float[Array, "*batch heads length d"],
+        positions: Int[Array, "*position_batch length"],
     ) -> Float[Array, "*batch heads length d"]:
         """Rotates queries or keys by their positions."""
         return rotary(
@@ -63,27 +65,30 @@ class Rotary:
 
 @dataclass(frozen=True)
 class Attention(SubLayer):
-    """Multi-head self-attention, with grouped heads if there are fewer key heads than query heads.
+    """Multi-head self-attention; with fewer key heads than query heads, grouped-query attention.
 
     Attributes:
         num_heads: number of query heads.
-        num_kv_heads: number of key and value heads, which divides num_heads.
+        num_kv_heads: number of key and value heads; num_heads must be a multiple of it.
         head_dim: width of a head.
-        mask: which tokens of its document a token sees; `Packed` is added if it is missing.
-        rotary: rotary positions, or None.
-        query_key_norm: a norm of queries and keys before rotary positions, or None.
-        norms_all_heads: whether that norm is over all heads together, instead of over each head.
-        scale: factor of the scores; None: 1/√head_dim.
+        mask: which tokens a token attends to. `Packed` is added if missing, so that tokens attend
+            only to their own document.
+        rotary: rotary positional encoding, or None.
+        query_key_norm: a norm of queries and keys before the rotation, or None.
+        norms_all_heads: whether `query_key_norm` normalizes all heads together instead of each
+            head.
+        scale: factor of the scores; defaults to 1/√head_dim.
         softcap: soft cap of the scores, or None.
-        bias: a bias of the scores, or None.
-        use_bias: whether the maps to query, key, value and gate have biases.
+        bias: a bias that is added to the scores, or None.
+        use_bias: whether the projections to query, key, value and gate have biases.
         output_bias: whether W_O has a bias.
-        has_sinks: whether each head has a learned score that joins the softmax without a value.
-        has_gate: whether the heads are multiplied by the sigmoid of a linear map of x before W_O.
+        has_sinks: whether each head has an attention sink, a learned score that takes part in the
+            softmax but has no value.
+        has_gate: whether the heads are multiplied by a gate, sigmoid(W_g x), before W_O.
     """
 
     name: ClassVar[str] = "attention"
-    points: ClassVar[tuple[str, ...]] = tuple(
+    hook_points: ClassVar[tuple[str, ...]] = tuple(
         f"attention.{x}" for x in ("input", *PARTS, "weights", "heads", "output")
     )
 
@@ -103,7 +108,7 @@ class Attention(SubLayer):
     has_gate: bool = False
 
     def __post_init__(self) -> None:
-        """Limits the mask to the tokens of a document: a cache has empty slots, and padding."""
+        """Adds `Packed` to the mask, which also hides padding and the empty slots of a cache."""
         if not any(isinstance(rule, Packed) for rule in self.mask.rules()):
             object.__setattr__(self, "mask", self.mask & Packed())
 
@@ -111,14 +116,14 @@ class Attention(SubLayer):
         """See `SubLayer`."""
         return self.mask
 
-    def slot_size(self) -> SlotSize:
+    def key_value_size(self) -> KeyValueSize:
         """See `SubLayer`."""
-        return SlotSize(self.num_kv_heads, self.head_dim, self.mask.reach)
+        return KeyValueSize(self.num_kv_heads, self.head_dim, self.mask.reach)
 
-    def flops(self, weights: Weights, row: RowSize) -> int:
-        """Returns the operations of the maps, of scores and of weighted sums."""
-        scores = 4 * self.num_heads * self.head_dim * row.pairs(self.mask)
-        return super().flops(weights, row) + scores
+    def flops(self, weights: Weights, size: SequenceSize) -> int:
+        """Returns the FLOPs of the linear layers, of attention scores and of weighted sums."""
+        scores = 4 * self.num_heads * self.head_dim * size.pairs(self.mask)
+        return super().flops(weights, size) + scores
 
     def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
         """See `SubLayer`."""
@@ -130,16 +135,9 @@ class Attention(SubLayer):
         return self.num_heads, self.num_kv_heads
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
-        """See `SubLayer`.
-
-        Without a residual, key kernels equal query kernels at first, so that each token attends
-        mostly to itself and the tokens remain distinct (He et al. 2023, arXiv:2302.10322).
-        """
+        """See `SubLayer`."""
         stddev = initial.reading(dim) / initial.input_stddev
         weights = init_heads(key, self, dim, stddev, initial)
-        if initial.num_layers is None:
-            query = weights["query"]["kernel"]
-            weights["key"]["kernel"] = matching_keys(query, self.num_heads, self.num_kv_heads)
         if self.query_key_norm is not None:
             heads = {"query_norm": self.num_heads, "key_norm": self.num_kv_heads}
             for name, num in heads.items():
@@ -152,14 +150,13 @@ class Attention(SubLayer):
             weights["gate"] = init_linear(
                 gate_key, dim, size, use_bias=self.use_bias, stddev=stddev
             )
-            if initial.num_layers is None:
-                weights["output"]["kernel"] *= GATE_POWER**-0.5
+            weights["output"]["kernel"] *= initial.gain(GATE_POWER)
         return weights
 
-    def prepare(self, weights: Weights) -> Weights:
-        """Fuses the maps to query, key and value, so that one product replaces three.
+    def pack_weights(self, weights: Weights) -> Weights:
+        """Fuses the projections to query, key and value into one matrix product.
 
-        Returns the weights unchanged if the maps are fused already or cannot be.
+        The weights are returned unchanged if the projections are already fused or cannot be fused.
         """
         if "query_key_value" in weights:
             return weights
@@ -170,24 +167,26 @@ class Attention(SubLayer):
         return {**rest, "query_key_value": fused}
 
     def context(self, tokens: Tokens, shared: Weights) -> Context:
-        """Returns what the queries attend to."""
+        """Returns the context of the queries: mask, keys and scores."""
         bias = None if self.bias is None else self.bias.with_weights(shared)
         return tokens.self_attention(self.mask, Scores(self.scale, self.softcap, bias))
 
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
         """Computes softmax(q kᵀ/√d) v for each head, concatenates the heads and applies W_O."""
-        context, tap = self.with_sinks(weights, at.context), at.tap
-        x = tap("attention.input", x)
+        context, hook = self.with_sinks(weights, at.context), at.hook
+        x = hook("attention.input", x)
         query, key, value = self.project(weights, x, context)
-        query, key = tap("attention.query", query), tap("attention.key", key)
-        value = tap("attention.value", value)
+        query, key = hook("attention.query", query), hook("attention.key", key)
+        value = hook("attention.value", value)
         (keys, values), state = context.store(key, value, at.state)
-        heads = self.gated(weights, x, attend(query, keys, values, context, tap))
-        heads = tap("attention.heads", heads)
-        return Output(tap("attention.output", linear(weights["output"], merge_heads(heads))), state)
+        heads = self.gated(weights, x, attend(query, keys, values, context, hook))
+        heads = hook("attention.heads", heads)
+        return Output(
+            hook("attention.output", linear(weights["output"], merge_heads(heads))), state
+        )
 
     def with_sinks(self, weights: Weights, context: Context) -> Context:
-        """Returns the context with the sinks of the layer, if it has them."""
+        """Adds the attention sinks of the layer, if any, to the context."""
         if not self.has_sinks:
             return context
         return replace(context, scores=replace(context.scores, sink=weights["sink"]))
@@ -198,7 +197,7 @@ class Attention(SubLayer):
         x: Float[Array, "*batch length dim"],
         heads: Float[Array, "*batch heads length head_dim"],
     ) -> Float[Array, "*batch heads length head_dim"]:
-        """Returns σ(x W_g) ⊙ heads, or the heads if the layer has no gate."""
+        """Returns σ(x W_g) ⊙ heads; without a gate, returns `heads`."""
         if not self.has_gate:
             return heads
         return jax.nn.sigmoid(split_heads(linear(weights["gate"], x), self.num_heads)) * heads
@@ -208,9 +207,9 @@ class Attention(SubLayer):
     ) -> tuple[Array, Array, Array]:
         """Computes queries, keys and values, each [*batch, heads or kv_heads, length, head_dim].
 
-        Queries and keys are normalized and rotated, if the fields ask for it.
+        `query_key_norm` normalizes queries and keys, and `rotary` rotates them.
         """
-        weights = self.prepare(weights) if context.placement.fuses_projections else weights
+        weights = self.pack_weights(weights) if context.placement.fuses_projections else weights
         num_heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         if "query_key_value" in weights:
             ends = [self.head_dim * sum(num_heads[:side]) for side in (1, 2)]
@@ -242,17 +241,43 @@ class Attention(SubLayer):
         return self.rotary(x, positions)
 
 
+@runtime_checkable
+class HeadSizes(Protocol):
+    """Head sizes of self-attention or cross-attention; see `Attention`."""
+
+    @property
+    def num_heads(self) -> int:
+        """Number of query heads."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Number of key and value heads."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+
+    @property
+    def use_bias(self) -> bool:
+        """Whether the projections to query, key and value have biases."""
+
+    @property
+    def output_bias(self) -> bool:
+        """Whether W_O has a bias."""
+
+
 def init_heads(
-    key: PRNGKeyArray, sizes: Any, dim: int, stddev: float, initial: Initial
+    key: PRNGKeyArray, sizes: HeadSizes, dim: int, stddev: float, initial: Initial
 ) -> dict[str, Any]:
-    """Returns the maps to query, key and value, and W_O.
+    """Returns initial weights of the projections to query, key and value, and of W_O.
 
     Args:
         key: a random key.
-        sizes: an `Attention` or a `CrossAttention`.
+        sizes: the sizes of the heads.
         dim: number of features of the residual stream.
-        stddev: standard deviation of the maps to query, key and value.
-        initial: the size of W_O.
+        stddev: standard deviation of the query, key and value kernels.
+        initial: the standard deviations of initial weights; `initial.writing` returns the standard
+            deviation of W_O.
     """
     keys = jax.random.split(key, 4)
     outputs = [n * sizes.head_dim for n in (sizes.num_heads, *[sizes.num_kv_heads] * 2)]
@@ -263,19 +288,3 @@ def init_heads(
     written = initial.writing(outputs[0])
     output = init_linear(keys[3], outputs[0], dim, use_bias=sizes.output_bias, stddev=written)
     return {**weights, "output": output}
-
-
-def matching_keys(
-    query_kernel: Float[Array, "dim heads_dim"], num_heads: int, num_kv_heads: int
-) -> Float[Array, "dim kv_heads_dim"]:
-    """Returns a key kernel with which each token's query matches its own key best.
-
-    Args:
-        query_kernel: [dim, num_heads · head_dim].
-        num_heads: number of query heads.
-        num_kv_heads: number of key heads. The kernel of each is the sum of the kernels of its query
-            heads, scaled to the same variance.
-    """
-    group = num_heads // num_kv_heads
-    grouped = query_kernel.reshape(query_kernel.shape[0], num_kv_heads, group, -1)
-    return (grouped.sum(axis=2) / group**0.5).reshape(query_kernel.shape[0], -1)

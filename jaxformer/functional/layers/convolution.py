@@ -2,14 +2,12 @@
 
     y_t = act(Σ_k x_{t + offsets[k]} W_k + b)
 
-    causal offsets:   −(K − 1)d, …, −d, 0
-    centred offsets:  −⌊K/2⌋d, …, 0, …, ⌊K/2⌋d
+A causal kernel of size K and dilation d has the offsets −(K − 1)d, …, −d, 0. A kernel with an
+offset above 0 also reads later tokens, such as the kernel with the offsets (−1, 0, 1) in lecture
+11. A model with such a kernel is not autoregressive.
 
-K is the size of the kernel and d the dilation. The centred kernel also reads later tokens, so it is
-not autoregressive. It is a counter-example: without its forward edges it becomes the causal one.
-
-Distances count the tokens of a document: padding takes no position, and there are zeros before the
-first token of a document and after the last (see `token_order`).
+Distances count the tokens of a document and ignore padding (see `token_order`). Before the first
+and after the last token of a document, x is zero.
 
 Reference:
     Notes, lecture 11 §8.
@@ -26,7 +24,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.attention.masks import Mask, Visible
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.layers.feedforward import activate, activation_power
+from jaxformer.functional.layers.feedforward import Activation, activate, activation_power
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
@@ -36,13 +34,8 @@ from jaxformer.functional.trees import Weights
 
 
 def causal_offsets(kernel_size: int, dilation: int = 1) -> tuple[int, ...]:
-    """Returns the positions that a causal kernel reads, relative to that which it computes."""
+    """Returns the positions that a causal kernel reads, relative to the output position."""
     return tuple(dilation * (k + 1 - kernel_size) for k in range(kernel_size))
-
-
-def centred_offsets(kernel_size: int, dilation: int = 1) -> tuple[int, ...]:
-    """Returns the positions that a centred kernel reads, relative to that which it computes."""
-    return tuple(dilation * (k - kernel_size // 2) for k in range(kernel_size))
 
 
 def convolution(
@@ -54,22 +47,25 @@ def convolution(
 ) -> Float[Array, "batch length out_dim"]:
     """Computes y_t = Σ_k x_{t + offsets[k]} W_k + b for t = first … all_tokens − 1.
 
-    x is 0 outside of the row and in another document.
+    Outside the sequence and in other documents, x counts as 0.
 
     Args:
-        weights: kernel [len(offsets) · in_dim, out_dim], W_0 first, and bias.
-        x: the input: `first` earlier tokens, and then those of the outputs.
+        weights: the kernel [len(offsets) · in_dim, out_dim], with W_0 first, and the bias.
+        x: the inputs of `first` earlier tokens, followed by the inputs of the tokens whose outputs
+            are computed.
         offsets: the positions that the kernel reads, relative to t.
-        positions: the position in its document of each token t, and 0 for padding, which follows
-            the tokens; None: there is one document.
-        first: the first t of the output.
+        positions: the position of each token in its document, with 0 for the padding after the
+            tokens; None for one document.
+        first: the first output position t.
     """
     read = []
     for offset in offsets:
         inputs = _shifted(x, offset, first)
         if positions is not None:
             is_in_document = positions >= -offset
-            if offset > 0:  # positions count on within a document only
+            if offset > 0:
+                # If the later token belongs to another document, its position is not the position
+                # of the current token plus `offset`.
                 is_in_document = _shifted(positions, offset, 0) == positions + offset
             inputs = jnp.where(is_in_document[..., None], inputs, 0)
         read.append(inputs)
@@ -79,7 +75,7 @@ def convolution(
 def _shifted(
     x: Shaped[Array, "batch length *dim"], offset: int, first: int
 ) -> Shaped[Array, "batch computed *dim"]:
-    """Returns x_{t + offset} for t = first … length − 1, with zeros outside of the layout."""
+    """Returns x_{t + offset} for t = first … length − 1, with zeros outside the sequence."""
     length = x.shape[1]
     if at_most(length, abs(offset)):
         return jnp.zeros_like(x[:, first:])
@@ -91,7 +87,7 @@ def _shifted(
 
 @dataclass(frozen=True)
 class Offsets(Mask):
-    """A query at t sees the keys at t + o, for o in `offsets`."""
+    """Mask of a convolution: a query at position t reads the keys at t + o for o in `offsets`."""
 
     offsets: tuple[int, ...]
 
@@ -108,34 +104,32 @@ class Offsets(Mask):
 
 @dataclass(frozen=True)
 class Convolution(SubLayer):
-    """A convolution and its activation.
+    """Convolution over tokens with an activation.
 
     Attributes:
-        offsets: the positions that the kernel reads, relative to that which it computes.
-        activation: the activation.
+        offsets: the positions that the kernel reads, relative to the output position.
+        activation: the name of the activation, or an elementwise function.
     """
 
     name: ClassVar[str] = "convolution"
-    points: ClassVar[tuple[str, ...]] = ("convolution.output",)
+    hook_points: ClassVar[tuple[str, ...]] = ("convolution.output",)
 
     offsets: tuple[int, ...]
-    activation: str = "relu"
+    activation: Activation = "relu"
 
     def rule(self) -> Mask:
         """See `SubLayer`."""
         return Offsets(self.offsets)
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
-        """Returns W ~ N(0, 1 / (K · dim)); without a residual see `Initial`."""
+        """Returns W from N(0, 1 / (K · dim · input_stddev²)), scaled by the activation's gain."""
         fan_in = len(self.offsets) * dim
-        stddev = fan_in**-0.5
-        if initial.num_layers is None:
-            stddev = initial.writing(fan_in, activation_power(self.activation))
-            stddev /= initial.input_stddev
+        gain = initial.gain(activation_power(self.activation))
+        stddev = gain / (fan_in**0.5 * initial.input_stddev)
         return init_linear(key, fan_in, dim, stddev=stddev)
 
     def init_state(self, weights: Weights, start: Start) -> Float[Array, "batch reach dim"]:
-        """Returns the last inputs, as far as the kernel reaches back."""
+        """Returns zeros for the last inputs that the kernel reads."""
         reach = max(0, -min(self.offsets))
         return jnp.zeros((start.batch_size, reach, start.dim), start.dtype)
 
@@ -153,4 +147,4 @@ class Convolution(SubLayer):
             state = order.newest(x, first, after_each=at.keeps_states)
         positions = None if order.documents is None else order.positions
         y = order.restore(convolution(weights, x, self.offsets, positions, first))
-        return Output(activate(at.tap("convolution.output", y), self.activation), state)
+        return Output(activate(at.hook("convolution.output", y), self.activation), state)

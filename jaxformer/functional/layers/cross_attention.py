@@ -1,12 +1,12 @@
-"""Attention to a source: each token reads from all of its tokens (lecture 13 §4).
+"""Cross-attention: each token attends to all tokens of a source (lecture 13 §4).
 
-A recurrent decoder reads a source as
+A recurrent decoder attends to a source by
 
     α_t = softmax_j(h_t · K e_j)      a_t = Σ_j α_tj V e_j      tanh(W [a_t; h_t] + b)
 
-h_t is the decoder's state and e_j the encoder's (Bahdanau et al. 2015; in this form, Luong et al.
-2015). Without attention the encoder's last state, which has a fixed size, must represent the whole
-source.
+Here h_t is the state of the decoder and e_j is the state of the encoder at token j. Bahdanau et al.
+(2015) introduced attention; these formulas are by Luong et al. (2015). Without attention, the
+encoder's last state, which has a fixed size, must represent the whole source.
 
 Reference:
     Notes, lecture 10 §1–2, lecture 13 §4.
@@ -24,7 +24,7 @@ from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.context import Context, KeysValues
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.scores import Scores
-from jaxformer.functional.cache.slots import SourceSlots
+from jaxformer.functional.cache.slots import SourceKeysValues
 from jaxformer.functional.layers.attention import init_heads
 from jaxformer.functional.layers.sublayer import (
     At,
@@ -36,18 +36,18 @@ from jaxformer.functional.layers.sublayer import (
     axes_of_linear,
 )
 from jaxformer.functional.linear.affine import init_linear, linear
-from jaxformer.functional.row_size import RowSize, product_flops
+from jaxformer.functional.sequence_size import SequenceSize, product_flops
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 
 class SourceContext(NamedTuple):
-    """The source that the queries attend to.
+    """Source that the queries of a cross-attention layer attend to.
 
     Attributes:
-        attention: its padding, and how scores are computed.
-        encoded: the encoder's output, from which each layer computes keys and values; None: the
-            layers keep these.
+        attention: the context of attention, with the source's padding and the scores.
+        encoded: the encoder's output, from which each layer computes keys and values; None if the
+            cache holds the keys and values.
     """
 
     attention: Context
@@ -56,10 +56,10 @@ class SourceContext(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadsSource(SubLayer):
-    """Base class of the attentions to a source."""
+    """Base class of cross-attention layers."""
 
     name: ClassVar[str] = "cross_attention"
-    points: ClassVar[tuple[str, ...]] = tuple(
+    hook_points: ClassVar[tuple[str, ...]] = tuple(
         f"cross_attention.{x}" for x in ("input", "query", "weights", "heads", "output")
     )
 
@@ -70,7 +70,7 @@ class ReadsSource(SubLayer):
 
     @abstractmethod
     def scores(self) -> Scores:
-        """Returns how scores are computed."""
+        """Returns the scale and the cap of the attention scores."""
 
     @abstractmethod
     def keys_values(
@@ -78,31 +78,31 @@ class ReadsSource(SubLayer):
     ) -> KeysValues:
         """Computes keys and values [*batch, kv_heads, source, head_dim] from encoded sources."""
 
-    def flops(self, weights: Weights, row: RowSize) -> int:
-        """Returns the operations of the maps, of scores and of weighted sums."""
+    def flops(self, weights: Weights, size: SequenceSize) -> int:
+        """Returns the FLOPs of the linear layers, of attention scores and of weighted sums."""
         read = {name: weights[name] for name in ("key", "value")}
         own = {name: weights[name] for name in weights.keys() - read.keys()}
         scores = 2 * weights["key"]["kernel"].shape[-1] + 2 * weights["value"]["kernel"].shape[-1]
-        products = product_flops(own, row.length) + product_flops(read, row.source_length)
-        return products + self.group_size * scores * row.length * row.source_length
+        products = product_flops(own, size.length) + product_flops(read, size.source_length)
+        return products + self.group_size * scores * size.length * size.source_length
 
     def context(self, tokens: Tokens, shared: Weights) -> SourceContext:
         """See `SubLayer`."""
         encoded = None if tokens.encoded is None else tokens.encoded.hidden
         return SourceContext(tokens.source_attention(self.scores()), encoded)
 
-    def init_state(self, weights: Weights, start: Start) -> SourceSlots:
-        """Returns the keys and values of the sources, which never change.
+    def init_state(self, weights: Weights, start: Start) -> SourceKeysValues:
+        """Returns the keys and values of the sources for the cache.
 
         Raises:
-            ValueError: the model has read no source.
+            ValueError: `start.source` is None.
         """
         if start.encoded is None or start.source is None:
-            raise ValueError("source is None; cross-attention reads one")
-        return SourceSlots.of(self.keys_values(weights, start.encoded.hidden), start.source)
+            raise ValueError("source is None, but cross-attention needs a source")
+        return SourceKeysValues.of(self.keys_values(weights, start.encoded.hidden), start.source)
 
     def read(self, weights: Weights, at: At) -> KeysValues:
-        """Returns the keys and values of the sources: those of the cache, or computed ones."""
+        """Returns the keys and values of the sources, cached or computed."""
         if at.context.encoded is None:
             return at.state.keys, at.state.values
         return self.keys_values(weights, at.context.encoded)
@@ -110,15 +110,15 @@ class ReadsSource(SubLayer):
 
 @dataclass(frozen=True)
 class CrossAttention(ReadsSource):
-    """Multi-head attention of queries from the tokens to keys and values from a source.
+    """Multi-head cross-attention, with queries from the tokens, and keys and values from a source.
 
     Attributes:
         num_heads: number of query heads.
-        num_kv_heads: number of key and value heads, which divides num_heads.
+        num_kv_heads: number of key and value heads; num_heads must be a multiple of it.
         head_dim: width of a head.
-        scale: factor of the scores; None: 1/√head_dim.
+        scale: factor of the scores; defaults to 1/√head_dim.
         softcap: soft cap of the scores, or None.
-        use_bias: whether the maps to query, key and value have biases.
+        use_bias: whether the projections to query, key and value have biases.
         output_bias: whether W_O has a bias.
     """
 
@@ -153,13 +153,15 @@ class CrossAttention(ReadsSource):
         return Scores(self.scale, self.softcap)
 
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
-        """Computes attention to the source."""
-        tap, (keys, values) = at.tap, self.read(weights, at)
-        query = linear(weights["query"], tap("cross_attention.input", x))
-        query = tap("cross_attention.query", split_heads(query, self.num_heads))
-        heads = tap("cross_attention.heads", attend(query, keys, values, at.context.attention, tap))
+        """Computes cross-attention to the source."""
+        hook, (keys, values) = at.hook, self.read(weights, at)
+        query = linear(weights["query"], hook("cross_attention.input", x))
+        query = hook("cross_attention.query", split_heads(query, self.num_heads))
+        heads = hook(
+            "cross_attention.heads", attend(query, keys, values, at.context.attention, hook)
+        )
         output = linear(weights["output"], merge_heads(heads))
-        return Output(tap("cross_attention.output", output))
+        return Output(hook("cross_attention.output", output))
 
     def keys_values(
         self, weights: Weights, encoded: Float[Array, "*batch source dim"]
@@ -171,10 +173,10 @@ class CrossAttention(ReadsSource):
 
 @dataclass(frozen=True)
 class LuongAttention(ReadsSource):
-    """Attention by the states of a decoder to those of its encoder, which have the same width."""
+    """Luong attention: states of a decoder attend to states of an encoder with the same width."""
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
-        """Returns K and V ~ N(0, 1/dim), and "output", the map W of [a; h], ~ N(0, 1/(2 dim))."""
+        """Returns K and V from N(0, 1/dim), and W ("output") from N(0, 1/(2 dim))."""
         keys = jax.random.split(key, 3)
         return {
             "key": init_linear(keys[0], dim, dim, use_bias=False, stddev=dim**-0.5),
@@ -183,21 +185,21 @@ class LuongAttention(ReadsSource):
         }
 
     def scores(self) -> Scores:
-        """Returns scores without a factor, as in the lecture."""
+        """Returns scores with scale 1, because Luong attention does not divide by √d."""
         return Scores(scale=1.0)
 
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
-        """Computes tanh(W [a; h] + b), where a is the result of attention by h to the source."""
-        tap, (keys, values) = at.tap, self.read(weights, at)
-        hidden = tap("cross_attention.input", x)
-        query = tap("cross_attention.query", hidden[:, None])
-        heads = attend(query, keys, values, at.context.attention, tap)
-        attended = tap("cross_attention.heads", heads)[:, 0]
+        """Computes tanh(W [a; h] + b), where a is the output of attention with query h."""
+        hook, (keys, values) = at.hook, self.read(weights, at)
+        hidden = hook("cross_attention.input", x)
+        query = hook("cross_attention.query", hidden[:, None])
+        heads = attend(query, keys, values, at.context.attention, hook)
+        attended = hook("cross_attention.heads", heads)[:, 0]
         both = jnp.concatenate([attended, hidden], axis=-1)
-        return Output(tap("cross_attention.output", jnp.tanh(linear(weights["output"], both))))
+        return Output(hook("cross_attention.output", jnp.tanh(linear(weights["output"], both))))
 
     def keys_values(
         self, weights: Weights, encoded: Float[Array, "*batch source dim"]
     ) -> KeysValues:
-        """Computes (K e, V e), each with one head, [batch, 1, source, dim]."""
+        """Computes the keys K e and values V e of the only head, each [batch, 1, source, dim]."""
         return linear(weights["key"], encoded)[:, None], linear(weights["value"], encoded)[:, None]

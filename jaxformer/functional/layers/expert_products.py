@@ -1,7 +1,7 @@
-"""Products of tokens with the experts that a router chose: blocks of rows, sorted by expert.
+"""Applies chosen experts to tokens, in blocks of rows that are sorted by expert.
 
-Every token is computed by all of its experts and by no other one, with shapes that do not depend on
-the choice.
+Each token is processed only by its chosen experts, and the shapes of arrays do not depend on the
+choice. Each row is a copy of a token for one of its chosen experts.
 """
 
 from collections.abc import Callable
@@ -20,19 +20,22 @@ from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.symbolic import Size, is_known
 from jaxformer.functional.trees import Weights
 
-_BLOCKS_PER_EXPERT = 2  # more blocks have fewer rows of zeros and read kernels more often
+# With more blocks per expert, fewer rows of zeros are multiplied, but each kernel is read more
+# often.
+_BLOCKS_PER_EXPERT = 2
 
 
 @dataclass(frozen=True)
 class ByRow:
-    """Rematerialization policy that stores nothing, of a function of rows.
+    """Rematerialization policy that stores nothing, for functions that act on rows independently.
 
-    Row i of the result depends on row i of the last three operands only. `verify.taint` could not
-    see this through a sort, so it is stated here.
+    Row i of the result of `by_expert` depends only on row i of `x`, `experts` and `shares`. The
+    dependency analysis of `verify` cannot derive this fact, because `by_expert` sorts the rows.
+    `verify` therefore treats the rows of a function with this policy as independent.
     """
 
     def __call__(self, *_: Any, **params: Any) -> bool:
-        """Returns whether the result of a primitive is stored."""
+        """Returns False, so that the backward pass recomputes the results of all primitives."""
         return False
 
 
@@ -45,16 +48,16 @@ def by_expert(
     num_experts: int,
     placement: Placement = OneDevice(),  # noqa: B008 (frozen)
 ) -> Float[Array, "tokens dim"]:
-    """Computes Σ_e share_e FFN_e(x[i]) over the experts e of each token i.
+    """Computes Σ_e share_e FFN_e(x[i]) over the chosen experts e of each token i.
 
     Args:
-        expert: the function of one expert.
+        expert: the feed-forward layer of one expert.
         weights: the weights of all experts, with the expert as the first axis of each array.
         x: the tokens.
         experts: the indices of the experts of each token.
-        shares: the factor of the output of each of them.
+        shares: the factor of the output of each chosen expert.
         num_experts: number of experts.
-        placement: where experts and tokens lie on devices.
+        placement: how experts and tokens are sharded over devices.
     """
     function = partial(_sorted_by_expert, expert, num_experts)
     on_devices = partial(placement.per_expert, function, num_experts)
@@ -72,19 +75,19 @@ def _sorted_by_expert(
     experts: Int[Array, "tokens chosen"],
     shares: Float[Array, "tokens chosen"],
 ) -> Float[Array, "tokens dim"]:
-    """Computes the sum of `by_expert` over the experts whose weights are given.
+    """Computes the sum of `by_expert`, restricted to the experts in `weights`.
 
-    Rows are sorted by expert into blocks of one expert each, which are filled up with rows of
-    zeros. Number and size of the blocks depend on the shapes only. Blocks that remain empty are not
-    computed.
+    Rows are sorted by expert and packed into blocks of one expert each, padded with rows of zeros.
+    The number and the size of blocks depend only on the shapes. Empty blocks are skipped.
 
     Args:
-        expert: the function of one expert.
+        expert: the feed-forward layer of one expert.
         num_experts: number of all experts.
-        weights: the weights of the first experts, or of all.
+        weights: the weights of some or all experts, with the expert as the first axis.
         x: the tokens.
-        experts: the indices of the experts of each token; an index without weights adds 0.
-        shares: the factor of the output of each of them.
+        experts: the indices into `weights` of the experts of each token; an index outside `weights`
+            adds 0.
+        shares: the factor of the output of each chosen expert.
     """
     num_here, chosen = len(jax.tree.leaves(weights)[0]), experts.shape[-1]
     index, num_rows = experts.reshape(-1), experts.size
@@ -93,16 +96,20 @@ def _sorted_by_expert(
     counts = jnp.zeros(num_here + 1, jnp.int32).at[index].add(1)
     num_of_expert = -(-counts[:-1] // block)
     ends = num_of_expert.cumsum()
-    order = jnp.argsort(index)  # stable
+    order = jnp.argsort(index)
     own = index[order]
     place = jnp.arange(num_rows, dtype=jnp.int32) - (counts.cumsum() - counts)[own]
-    place += block * jnp.append(ends - num_of_expert, num_blocks)[own]  # the last are outside
+    # The rows of experts that are not in `weights` get indices after the last block. With the mode
+    # "drop", the scatter below ignores these indices.
+    place += block * jnp.append(ends - num_of_expert, num_blocks)[own]
     number = jnp.full(num_blocks * block, num_rows, order.dtype)
     number = number.at[place].set(order, mode="drop")
-    rows = jnp.pad(x, ((0, 1), (0, 0)))[number // chosen]  # the last row is zeros
+    # For the unused rows of a block, `number` is num_rows, which selects the appended row of zeros.
+    rows = jnp.pad(x, ((0, 1), (0, 0)))[number // chosen]
     factors = jnp.pad(shares.reshape(-1), (0, 1))[number]
     blocks = jnp.arange(num_blocks, dtype=jnp.int32)
-    # num_here for empty blocks; `searchsorted` of jax 0.10.2 raises an error inside `shard_map`.
+    # `owners` contains the expert of each block, or `num_here` for an empty block. `searchsorted`
+    # would compute the owners, but with jax 0.10.2 it raises an error in `shard_map`.
     owners = (ends <= blocks[:, None]).sum(axis=1, dtype=jnp.int32)
     y = _map_blocks(expert)(
         weights, rows.reshape(num_blocks, block, -1), factors.reshape(num_blocks, block, 1), owners
@@ -115,26 +122,30 @@ def _sorted_by_expert(
 def _block_sizes(
     num_tokens: Size, chosen: int, num_experts: int, num_here: int
 ) -> tuple[Size, Size]:
-    """Returns the rows of a block, and the most blocks that any distribution of rows needs.
+    """Returns the number of rows per block, and the largest number of blocks that can be needed.
 
     Args:
         num_tokens: number of tokens.
         chosen: number of experts of each token.
         num_experts: number of all experts.
-        num_here: number of experts whose rows are in the blocks.
+        num_here: number of experts in the weights. The blocks contain only rows of these experts.
     """
     block = -(-num_tokens * chosen // (_BLOCKS_PER_EXPERT * num_experts))
-    num_rows = num_tokens * min(chosen, num_here)  # the experts of a token differ
-    if not is_known(num_tokens):  # a loop needs a known number of blocks
+    # A token chooses each expert at most once, so it has at most `num_here` rows in the blocks.
+    num_rows = num_tokens * min(chosen, num_here)
+    # The loop over the blocks needs a static number of blocks.
+    if not is_known(num_tokens):
         return block, _BLOCKS_PER_EXPERT * num_experts + num_here
     return block, (num_rows + num_here * (block - 1)) // block
 
 
 def _map_blocks(expert: FeedForward) -> Callable[..., Float[Array, "blocks rows dim"]]:
-    """Returns (weights, rows, factors, expert of each block) → the outputs of all rows.
+    """Returns the function (weights, rows, factors, owners) → outputs of all rows.
 
-    A loop over the blocks reads the kernels where they are. One batched product of all blocks, for
-    which the kernels are copied, took 2 to 5 times as long on two busy cores.
+    `owners` contains the expert of each block of rows.
+
+    The loop over the blocks reads the kernels without copying them. One batched product of all
+    blocks would copy the kernels; it took 2 to 5 times as long as the loop on two busy cores.
     """
 
     def one(
@@ -143,7 +154,7 @@ def _map_blocks(expert: FeedForward) -> Callable[..., Float[Array, "blocks rows 
         y = expert(weights, rows, At(None)).x
         return (factors * y).astype(y.dtype)
 
-    def of_owner(weights: Weights, owner: Int[Array, ""]) -> Weights:
+    def owned_weights(weights: Weights, owner: Int[Array, ""]) -> Weights:
         return jax.tree.map(lambda leaf: leaf[owner], weights)
 
     def is_empty(weights: Weights, owner: Int[Array, ""]) -> Bool[Array, ""]:
@@ -160,7 +171,7 @@ def _map_blocks(expert: FeedForward) -> Callable[..., Float[Array, "blocks rows 
             return jax.lax.cond(
                 is_empty(weights, owner),
                 lambda: jnp.zeros_like(rows),
-                lambda: one(of_owner(weights, owner), rows, factors),
+                lambda: one(owned_weights(weights, owner), rows, factors),
             )
 
         return jax.lax.map(step, (owners, rows, factors))
@@ -168,10 +179,11 @@ def _map_blocks(expert: FeedForward) -> Callable[..., Float[Array, "blocks rows 
     def backward(residuals: tuple, cotangent: Float[Array, "blocks rows dim"]) -> tuple:
         weights, rows, factors, owners = residuals
 
-        # JAX's gradient would add an array of all experts' kernels for each block.
+        # In JAX's gradient of the loop, each block would add an array of the size of all experts'
+        # kernels.
         def step(gradient: Weights, each: tuple) -> tuple[Weights, tuple[Array, Array]]:
             owner, rows, factors, cotangent = each
-            operands = of_owner(weights, owner), rows, factors
+            operands = owned_weights(weights, owner), rows, factors
 
             def add(total: Array, x: Array) -> Array:
                 return total.at[owner].add(x)
@@ -180,7 +192,7 @@ def _map_blocks(expert: FeedForward) -> Callable[..., Float[Array, "blocks rows 
                 found = jax.vjp(one, *operands)[1](cotangent)
                 return jax.tree.map(_zeros_of_integers, found, operands)
 
-            # The sums stay outside of the conditional, which would copy them.
+            # The sums are computed outside `cond`, because `cond` would copy them.
             of_weights, *of_rows = jax.lax.cond(
                 is_empty(weights, owner), lambda: jax.tree.map(jnp.zeros_like, operands), compute
             )
@@ -197,12 +209,12 @@ def _map_blocks(expert: FeedForward) -> Callable[..., Float[Array, "blocks rows 
 
 
 def _zeros_of_integers(gradient: Array, x: Array) -> Array:
-    """Returns the gradient; for the integers of a quantized kernel, which have none, zeros."""
+    """Returns the gradient, or zeros for the integers of a quantized kernel."""
     return jnp.zeros_like(x) if gradient.dtype == jax.dtypes.float0 else gradient
 
 
 def _dtype_of_sums(x: Array) -> DTypeLike:
-    """Returns the dtype of sums of gradients with respect to x."""
+    """Returns the dtype in which gradients with respect to x are summed."""
     return (
         jnp.promote_types(x.dtype, jnp.float32) if jnp.issubdtype(x.dtype, jnp.inexact) else x.dtype
     )

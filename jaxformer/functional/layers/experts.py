@@ -3,10 +3,11 @@
     p = softmax(x W_r)
     y = Σ_e p_e FFN_e(x), over the experts e with the largest p
 
-A shared expert, which computes every token, may be added to it: σ(x w_s) FFN_s(x) or FFN_s(x).
+The output of a shared expert, which processes every token, may be added to y:
+FFN_s(x) or, with a gate, σ(x w_s) FFN_s(x).
 
-Every token is computed by all of its experts: none is dropped, so the output of a token depends
-neither on the other tokens nor on their order.
+Each token is processed by all of its chosen experts; no token is dropped. The output of a token
+therefore does not depend on other tokens or on their order.
 
 Reference:
     Shazeer et al. 2017 (arXiv:1701.06538); Mixtral, Jiang et al. 2024 (arXiv:2401.04088).
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from jaxformer.functional.hooks import NO_HOOK, HookFunction
 from jaxformer.functional.layers.expert_products import by_expert
 from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.sublayer import (
@@ -32,20 +34,20 @@ from jaxformer.functional.layers.sublayer import (
 )
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.placement import OneDevice, Placement
-from jaxformer.functional.row_size import RowSize, product_flops
-from jaxformer.functional.taps import NO_TAP, TapFunction
+from jaxformer.functional.sequence_size import SequenceSize, product_flops
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
-_OF_ALL = {"router", "shared", "shared_gate"}  # weights without an axis of experts
+# Names of the weights that do not have an axis of experts.
+_OF_ALL = {"router", "shared", "shared_gate"}
 
 
 class Routes(NamedTuple):
-    """The experts of each token.
+    """Routing decisions of a router: the chosen experts of each token.
 
     Attributes:
         experts: the indices of the chosen experts.
-        shares: the factor of the output of each of them, in float32.
+        shares: the factor of the output of each chosen expert, in float32.
         log_normalizers: log Σ_e exp(logit_e), for `router_z`.
         probabilities: softmax over all experts.
     """
@@ -62,22 +64,25 @@ def route(
     experts_per_token: int,
     *,
     renormalises: bool = True,
-    tap: TapFunction = NO_TAP,
+    hook: HookFunction = NO_HOOK,
 ) -> Routes:
-    """Chooses the experts with the largest probabilities, and of equal ones the first.
+    """Chooses the experts with the largest probabilities.
+
+    If several experts have the same probability, the expert with the smallest index is chosen
+    first.
 
     Args:
-        router: the map from x to one logit for each expert.
+        router: the linear layer from x to one logit per expert.
         x: the tokens.
-        experts_per_token: number of experts of each token.
-        renormalises: whether the shares of the chosen experts are divided by their sum. They are
-            then the softmax over the logits of the chosen experts alone, as in gpt-oss.
-        tap: see `functional.taps`.
+        experts_per_token: number of experts that each token is sent to.
+        renormalises: whether the probabilities of the chosen experts are divided by their sum. The
+            quotients equal a softmax over the logits of the chosen experts alone, as in gpt-oss.
+        hook: see `functional.hooks`.
     """
     logits = linear(router, x, jnp.float32)
-    probabilities = tap("feedforward.router", jax.nn.softmax(logits))
+    probabilities = hook("feedforward.router", jax.nn.softmax(logits))
     experts = jax.lax.top_k(jax.lax.stop_gradient(probabilities), experts_per_token)[1]
-    # `checkify` of jax 0.10.2 fails on the gradient of `top_k`, a lookup with batch axes.
+    # The gradient of `top_k` is a lookup with batch axes, on which `checkify` of jax 0.10.2 fails.
     chosen = jax.nn.one_hot(experts, probabilities.shape[-1], dtype=jnp.float32)
     shares = (chosen * probabilities[..., None, :]).sum(axis=-1)
     if renormalises:
@@ -95,11 +100,11 @@ def mixture_of_experts(
     """Computes Σ_e share_e FFN_e(x) over the chosen experts e of each token.
 
     Args:
-        weights: the maps of `feed_forward`, with the expert as the first axis of each array.
+        weights: the weights of `feed_forward`, with the expert as the first axis of each array.
         x: the tokens.
-        routes: their experts; see `route`.
-        expert: the function of one expert.
-        placement: where experts and tokens lie on devices.
+        routes: the experts of the tokens; see `route`.
+        expert: the feed-forward layer of one expert.
+        placement: how experts and tokens are sharded over devices.
 
     Returns:
         The output, in the shape and dtype of x.
@@ -118,7 +123,7 @@ def shared_expert(
     """Computes σ(x w) FFN(x), or FFN(x) without a gate.
 
     Args:
-        weights: the maps of `feed_forward` in "shared" and, with a gate, w in "shared_gate".
+        weights: the weights of `feed_forward` in "shared" and, with a gate, w in "shared_gate".
         x: the tokens.
         expert: FFN.
     """
@@ -129,20 +134,25 @@ def shared_expert(
 
 
 def router_losses(
-    routes: Routes, segments: Int[Array, "*batch"] | None = None
+    routes: Routes, segment_ids: Int[Array, "*batch"] | None = None
 ) -> dict[str, Float[Array, ""]]:
-    """Returns the two usual losses of a router, as means over the tokens that are not padding.
+    """Returns the two usual auxiliary losses of a router, averaged over tokens without padding.
 
-    balance: num_experts · Σ_e f_e P_e, for the fraction f_e of all choices that fall on expert e
-        and the mean P_e of its probability. It is 1 if both are uniform (Fedus et al. 2021).
+    balance: num_experts · Σ_e f_e P_e, where f_e is the fraction of tokens sent to expert e, and
+        P_e is the mean probability of expert e. This loss is 1 if f and P are uniform (Fedus et al.
+        2021).
     router_z: the mean of (log Σ_e exp(logit_e))² (Zoph et al. 2022).
 
     Args:
         routes: the experts of the tokens.
-        segments: 0 for padding; None: there is none.
+        segment_ids: 0 for padding; None without padding.
     """
     num_experts, chosen = routes.probabilities.shape[-1], routes.experts.shape[-1]
-    real = jnp.ones(routes.experts.shape[:-1], jnp.float32) if segments is None else segments != 0
+    real = (
+        jnp.ones(routes.experts.shape[:-1], jnp.float32)
+        if segment_ids is None
+        else segment_ids != 0
+    )
     real = real.reshape(-1, 1).astype(jnp.float32) / jnp.maximum(real.sum(), 1)
     index = routes.experts.reshape(-1, chosen)
     fractions = jnp.zeros(num_experts, jnp.float32).at[index].add(real / chosen)
@@ -153,20 +163,21 @@ def router_losses(
 
 @dataclass(frozen=True)
 class Experts(SubLayer):
-    """A mixture of experts in the place of the feed-forward layer.
+    """Mixture of experts, a sub-layer that replaces the feed-forward layer.
 
     Attributes:
         expert: one expert.
         num_experts: number of experts.
-        experts_per_token: number of experts that compute a token.
-        renormalises: whether the shares of the experts of a token sum to 1.
-        shared: an expert that computes every token, or None.
+        experts_per_token: number of experts that each token is sent to.
+        renormalises: whether the probabilities of a token's chosen experts are rescaled to sum to
+            1.
+        shared: an expert that processes every token, or None.
         gates_shared: whether the output of the shared expert has a gate.
         router_bias: whether the router has a bias.
     """
 
     name: ClassVar[str] = "feedforward"
-    points: ClassVar[tuple[str, ...]] = ("feedforward.router", "feedforward.output")
+    hook_points: ClassVar[tuple[str, ...]] = ("feedforward.router", "feedforward.output")
 
     expert: FeedForward
     num_experts: int
@@ -179,44 +190,33 @@ class Experts(SubLayer):
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
         """See `SubLayer`."""
         router_key, *keys = jax.random.split(key, 1 + self.num_experts)
-        stddev = initial.reading(dim)
+        stddev, num_parts = initial.reading(dim), 1 if self.shared is None else 2
         router = init_linear(
             router_key, dim, self.num_experts, use_bias=self.router_bias, stddev=stddev
         )
         experts = jax.vmap(lambda key: self.expert.init(key, dim, initial))(jnp.stack(keys))
-        if initial.num_layers is None:  # a mean of k independent outputs has 1/k of their variance
-            total = 1.0 if self.renormalises else self.num_experts / self.experts_per_token
-            experts["down"]["kernel"] *= total * self.experts_per_token**0.5
+        # Assume that the outputs of the chosen experts are independent and have mean square 1, and
+        # that each has the weight `share`. `power` is then the mean square of their weighted sum.
+        share = 1 / (self.experts_per_token if self.renormalises else self.num_experts)
+        power = self.experts_per_token * share**2
+        experts["down"]["kernel"] *= initial.gain(num_parts * power)
+        weights = {"router": router, **experts}
         if self.shared is None:
-            return {"router": router, **experts}
-        shared = self._init_shared(self.shared, experts, key, dim, initial)
-        return {"router": router, **experts, **shared}
-
-    def _init_shared(
-        self, shared: FeedForward, experts: Weights, key: PRNGKeyArray, dim: int, initial: Initial
-    ) -> Weights:
-        """Returns the weights of the shared expert.
-
-        Without a residual, the outputs of the shared and of the other experts are scaled so that
-        their sum has variance 1.
-        """
+            return weights
         shared_key, gate_key = jax.random.split(jax.random.fold_in(key, self.num_experts))
-        weights = {"shared": shared.init(shared_key, dim, initial)}
+        shared = self.shared.init(shared_key, dim, initial)
+        power = GATE_POWER if self.gates_shared else 1.0
+        shared["down"]["kernel"] *= initial.gain(num_parts * power)
         if self.gates_shared:
-            stddev = initial.reading(dim)
             weights["shared_gate"] = init_linear(gate_key, dim, 1, use_bias=False, stddev=stddev)
-        if initial.num_layers is None:
-            experts["down"]["kernel"] *= 0.5**0.5
-            power = GATE_POWER if self.gates_shared else 1.0
-            weights["shared"]["down"]["kernel"] *= (2 * power) ** -0.5
-        return weights
+        return {**weights, "shared": shared}
 
-    def flops(self, weights: Weights, row: RowSize) -> int:
-        """Returns the operations of the router, the shared expert and the chosen experts."""
+    def flops(self, weights: Weights, size: SequenceSize) -> int:
+        """Returns the FLOPs of the router, the shared expert and the chosen experts."""
         of_all = {name: weights[name] for name in weights.keys() & _OF_ALL}
         experts = {name: weights[name] for name in weights.keys() - _OF_ALL}
-        chosen = product_flops(experts, row.length) * self.experts_per_token // self.num_experts
-        return product_flops(of_all, row.length) + chosen
+        chosen = product_flops(experts, size.length) * self.experts_per_token // self.num_experts
+        return product_flops(of_all, size.length) + chosen
 
     def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
         """See `SubLayer`."""
@@ -226,17 +226,25 @@ class Experts(SubLayer):
         }
         return axes | {f"shared/{path}": axes for path, axes in of_expert}
 
+    def chosen_experts(self) -> int:
+        """See `SubLayer`."""
+        return self.experts_per_token
+
     def context(self, tokens: Tokens, shared: Weights) -> Int[Array, "batch length"] | None:
-        """Returns the segments of the tokens, which say which are padding."""
-        return tokens.new.segments
+        """Returns the segment ids of the tokens, which mark padding."""
+        return tokens.new.segment_ids
 
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
         """See `mixture_of_experts` and `router_losses`."""
         experts = {name: weights[name] for name in weights.keys() - _OF_ALL}
         routes = route(
-            weights["router"], x, self.experts_per_token, renormalises=self.renormalises, tap=at.tap
+            weights["router"],
+            x,
+            self.experts_per_token,
+            renormalises=self.renormalises,
+            hook=at.hook,
         )
-        y = mixture_of_experts(experts, x, routes, self.expert, at.tap.placement)
+        y = mixture_of_experts(experts, x, routes, self.expert, at.hook.placement)
         if self.shared is not None:
             y = y + shared_expert(weights, x, self.shared)
-        return Output(at.tap("feedforward.output", y), auxiliary=router_losses(routes, at.context))
+        return Output(at.hook("feedforward.output", y), auxiliary=router_losses(routes, at.context))

@@ -1,13 +1,15 @@
-"""Gated delta rule: a memory that each token decays, corrects and reads.
+"""Gated delta rule: linear attention with a memory that decays and is corrected.
 
-For each head, with a matrix S [key_dim, value_dim] that is 0 at the start of a document:
+Each head has a memory S [key_dim, value_dim], which is 0 at the start of a document. For each
+token, the layer decays, corrects and reads the memory:
 
     S ← e^{g_t} S
     S ← S + k_t ⊗ β_t (v_t − Sᵀ k_t)
     o_t = Sᵀ q_t
 
-The state has one size, whatever the length of the text. Decoding takes these steps. A longer pass
-computes chunks of tokens by matrix products (`chunked_delta_rule`), with equal results.
+The size of the state does not depend on the length of the text. Decoding applies these formulas
+token by token. A longer pass computes chunks of tokens by matrix products (`chunked_delta_rule`),
+with equal results.
 
 Reference:
     Gated DeltaNet, Yang et al. 2024 (arXiv:2412.06464); Qwen3-Next, 2025.
@@ -41,27 +43,30 @@ from jaxformer.functional.layers.sublayer import (
 from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.placement import vary_alike
-from jaxformer.functional.row_size import RowSize
+from jaxformer.functional.sequence_size import SequenceSize
 from jaxformer.functional.symbolic import Size, at_most, is_known
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
-CHUNK = 64  # the most tokens of a chunk, a power of two
-_LENGTH_EPSILON = 1e-6  # added to the squared length of queries and keys
+# A chunk has at most `CHUNK` tokens, and its size is a power of two.
+CHUNK = 64
+# This value is added to the squared norm of queries and keys.
+_LENGTH_EPSILON = 1e-6
 _PARTS = ("query", "key", "value")
 
 Memory = Float[Array, "batch heads key_dim value_dim"]
 
 
 class DeltaInputs(NamedTuple):
-    """What the tokens of a pass give to the delta rule, for each head.
+    """Inputs of the delta rule for each token and head.
 
     Attributes:
-        query: q.
-        key: k.
-        value: v.
-        log_decay: g, at most 0. At padding it is 0, so that the memory remains.
-        rate: β in [0, 1]. At padding it is 0.
+        query: the query q.
+        key: the key k.
+        value: the value v.
+        log_decay: the logarithm g of the decay, at most 0. At padding g is 0, so that the memory is
+            unchanged.
+        rate: the learning rate β in [0, 1]; 0 at padding.
         begins: whether a document begins at a token.
     """
 
@@ -76,15 +81,15 @@ class DeltaInputs(NamedTuple):
 def gated_delta_rule(
     inputs: DeltaInputs, memory: Memory, *, keeps_states: bool = False
 ) -> tuple[Float[Array, "batch heads length value_dim"], Float[Array, "batch *length h k v"]]:
-    """Computes the steps of the module one after the other.
+    """Computes the gated delta rule token by token.
 
     Args:
-        inputs: what the tokens give.
-        memory: S before the first token.
-        keeps_states: whether to return S after each token.
+        inputs: the query, key, value, decay and learning rate of each token.
+        memory: the memory S before the first token.
+        keeps_states: whether to return the memory S after each token.
 
     Returns:
-        o of each token, and S after the last token.
+        The output o of each token, and the memory S after the last token or after each token.
     """
 
     def step(memory: Memory, token: DeltaInputs) -> tuple[Memory, tuple[Array, Memory | None]]:
@@ -104,13 +109,14 @@ def gated_delta_rule(
 def chunked_delta_rule(
     inputs: DeltaInputs, memory: Memory, chunk_size: int = CHUNK
 ) -> tuple[Float[Array, "batch heads length value_dim"], Memory]:
-    """Computes `gated_delta_rule` by chunks of `chunk_size` tokens, a power of two."""
+    """Computes `gated_delta_rule` in chunks of `chunk_size` tokens, a power of two."""
     length = inputs.query.shape[2]
     num_chunks = (length + chunk_size - 1) // chunk_size
 
     def split(x: Array, axis: int) -> Array:
         width = [(0, 0)] * x.ndim
-        width[axis] = (0, num_chunks * chunk_size - length)  # like padding
+        # The added zeros act as padding tokens.
+        width[axis] = (0, num_chunks * chunk_size - length)
         shape = (*x.shape[:axis], num_chunks, chunk_size, *x.shape[axis + 1 :])
         return jnp.moveaxis(jnp.pad(x, width).reshape(shape), axis, 0)
 
@@ -124,14 +130,15 @@ def chunked_delta_rule(
 def _delta_of_chunk(
     memory: Memory, chunk: DeltaInputs
 ) -> tuple[Memory, Float[Array, "batch heads chunk value_dim"]]:
-    """Computes the steps of one chunk at once.
+    """Computes one chunk of the gated delta rule with matrix products.
 
     The corrections u_i = β_i (v_i − S_iᵀ k_i) depend on the memory before the chunk and on earlier
-    corrections, u_i = β_i (v_i − e^{g_1 + … + g_i} Sᵀ k_i − Σ_{j<i} e^{g_{j+1} + … + g_i} k_i·k_j
-    u_j): a system with a unit lower triangular matrix.
+    corrections: u_i = β_i (v_i − e^{g_1 + … + g_i} Sᵀ k_i − Σ_{j<i} e^{g_{j+1} + … + g_i} k_i·k_j
+    u_j). The equations of all corrections form a linear system with a unit lower triangular matrix.
     """
     query, key, value, log_decay, rate, begins = chunk
-    number = begins.cumsum(axis=1)  # of the document; 0: the document of the token before the chunk
+    # `number` counts documents; 0 is the document that began before the chunk.
+    number = begins.cumsum(axis=1)
     size = number.shape[1]
     is_earlier = jnp.tril(jnp.ones((size, size), bool))
     is_read = (number[:, :, None] == number[:, None, :]) & is_earlier
@@ -154,9 +161,9 @@ def _delta_of_chunk(
 
 
 def _sums_between(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n n"]:
-    """Returns x_{j+1} + … + x_i for each i ≥ j, and 0 for i < j.
+    """Computes x_{j+1} + … + x_i for each i ≥ j, and 0 for i < j.
 
-    A difference of two sums from the start would lose the small terms behind a large one.
+    A difference of two cumulative sums would lose small terms after a large term.
     """
     size = x.shape[-1]
     is_later = jnp.tril(jnp.ones((size, size), bool), -1)
@@ -166,8 +173,9 @@ def _sums_between(x: Float[Array, "*batch n"]) -> Float[Array, "*batch n n"]:
 def invert_unit_lower(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
     """Returns (1 + a)⁻¹ for a strictly lower triangular a, whose size n is a power of two.
 
-    The inverses of two neighbouring diagonal blocks P and Q give that of the block around them,
-    [[P⁻¹, 0], [−Q⁻¹ R P⁻¹, Q⁻¹]]. Powers of a would grow beyond float32 before they vanish.
+    The block [[P, 0], [R, Q]] has the inverse [[P⁻¹, 0], [−Q⁻¹ R P⁻¹, Q⁻¹]], so the inverses of
+    diagonal blocks are merged in pairs. The series Σ (−a)ᵏ is not used, because its powers
+    could exceed float32 before they vanish.
     """
     *batch, size, _ = a.shape
     blocks = jnp.ones((*batch, size, 1, 1), a.dtype)
@@ -186,7 +194,7 @@ def invert_unit_lower(a: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n
 
 
 def _product(letters: str, *arrays: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Computes an einsum in float32, without the shorter products of some devices."""
+    """Computes an einsum in full float32 precision on every device."""
     return jnp.einsum(letters, *arrays, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -198,12 +206,12 @@ def unit_vectors(x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
 
 
 class DeltaContext(NamedTuple):
-    """The tokens of a pass.
+    """Context of the delta rule: order and documents of the tokens of a forward pass.
 
     Attributes:
-        order: their order, for the convolution.
+        order: the order of the tokens for the convolution.
         begins: bool [batch, length] or [length], whether a document begins at a token.
-        is_token: bool [batch, length], False for padding; None: there is no padding.
+        is_token: bool [batch, length], False for padding; None without padding.
     """
 
     order: TokenOrder
@@ -213,23 +221,24 @@ class DeltaContext(NamedTuple):
 
 @dataclass(frozen=True)
 class GatedDelta(SubLayer):
-    """The gated delta rule in the place of self-attention.
+    """Gated delta rule, a sub-layer that replaces self-attention.
 
-    Queries, keys and values pass a causal convolution and SiLU. Queries and keys have length 1. The
-    output of each head is normalised and multiplied by SiLU of a gate.
+    A causal convolution and SiLU are applied to queries, keys and values. Queries and keys are
+    scaled to norm 1. The output of each head is normalised and multiplied by SiLU of a gate.
 
     Attributes:
-        num_key_heads: number of heads of queries and keys, which divides num_value_heads.
-        num_value_heads: number of heads of values, each with a memory. Value head i reads key head
-            i // (num_value_heads / num_key_heads).
+        num_key_heads: number of heads of queries and keys; num_value_heads must be a multiple of
+            it.
+        num_value_heads: number of value heads, each with a memory. Value head i uses key head i //
+            (num_value_heads / num_key_heads).
         key_dim: width of a query and of a key.
         value_dim: width of a value.
-        kernel_size: the number of tokens that the convolution of one token reads.
+        kernel_size: the number of tokens that the convolution reads per output.
         epsilon: added to the mean square in the norm of the output.
     """
 
     name: ClassVar[str] = "gated_delta"
-    points: ClassVar[tuple[str, ...]] = tuple(
+    hook_points: ClassVar[tuple[str, ...]] = tuple(
         f"gated_delta.{x}" for x in (*_PARTS, "decay", "rate", "heads", "output")
     )
 
@@ -249,8 +258,8 @@ class GatedDelta(SubLayer):
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
         """See `SubLayer`.
 
-        The decay of one token is e^{−a Δ}, with a in 1 … 16 and Δ in 0.001 … 0.1 at first
-        (Mamba 2, Dao & Gu 2024).
+        The initial decay per token is e^{−a Δ}, with a in 1 … 16 and Δ in 0.001 … 0.1 (Mamba 2, Dao
+        & Gu 2024).
         """
         heads, values = self.num_value_heads, self.widths[2]
         outputs = dict(zip(_PARTS, self.widths, strict=True))
@@ -271,12 +280,12 @@ class GatedDelta(SubLayer):
             keys[2], self.kernel_size, sum(self.widths), use_bias=False, stddev=filters
         )
         weights["norm"] = {"scale": jnp.ones(self.value_dim, jnp.float32)}
-        writing = initial.writing(values, activation_power("silu"))
+        writing = initial.writing(values) * initial.gain(activation_power("silu"))
         weights["output"] = init_linear(keys[3], values, dim, use_bias=False, stddev=writing)
         return weights
 
     def init_state(self, weights: Weights, start: Start) -> tuple[Array, Memory]:
-        """Returns the inputs of the convolution before the first token, and the memory 0."""
+        """Returns zeros for the last inputs of the convolution and for the memory."""
         past = init_past(start.batch_size, self.kernel_size, sum(self.widths), start.dtype)
         return past, self._init_memory(start.batch_size)
 
@@ -288,10 +297,10 @@ class GatedDelta(SubLayer):
         """See `SubLayer`."""
         return Causal() & Packed()
 
-    def flops(self, weights: Weights, row: RowSize) -> int:
-        """Returns the operations of the maps and steps: the memory is read, corrected and read."""
-        steps = 6 * row.length * self.num_value_heads * self.key_dim * self.value_dim
-        return super().flops(weights, row) + steps
+    def flops(self, weights: Weights, size: SequenceSize) -> int:
+        """Returns the FLOPs of the linear layers, and of two reads and one update of the memory."""
+        steps = 6 * size.length * self.num_value_heads * self.key_dim * self.value_dim
+        return super().flops(weights, size) + steps
 
     def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
         """See `SubLayer`."""
@@ -304,25 +313,25 @@ class GatedDelta(SubLayer):
         return self.num_key_heads, self.num_value_heads
 
     def context(self, tokens: Tokens, shared: Weights) -> DeltaContext:
-        """Returns the tokens of the pass."""
+        """Returns the order, the document starts and the padding of the tokens."""
         new = tokens.new
-        is_token = None if new.segments is None else new.segments != 0
+        is_token = None if new.segment_ids is None else new.segment_ids != 0
         begins = jnp.asarray(new.position_ids() == 0)
         begins = begins if is_token is None else begins & is_token
         return DeltaContext(TokenOrder.of(new), begins, is_token)
 
     def __post_init__(self) -> None:
-        """Checks the numbers of heads."""
+        """Raises ValueError unless num_key_heads divides num_value_heads."""
         if self.num_value_heads % self.num_key_heads:
             raise ValueError(
-                f"num_key_heads is {self.num_key_heads}; it must divide num_value_heads "
+                f"num_key_heads is {self.num_key_heads}, but must divide num_value_heads "
                 f"({self.num_value_heads})"
             )
 
     def __call__(self, weights: Weights, x: Float[Array, "batch length dim"], at: At) -> Output:
         """Computes the outputs, the last inputs of the convolution and the memory."""
         past, memory = (None, self._init_memory(x.shape[0])) if at.state is None else at.state
-        inputs, past = self.inputs_of(weights, x, at, past)
+        inputs, past = self.project_inputs(weights, x, at, past)
         memory, _ = vary_alike(memory, inputs)
         length = x.shape[1]
         if at_most(length, 1) or at.keeps_states:
@@ -333,20 +342,20 @@ class GatedDelta(SubLayer):
             heads = jnp.where(is_token[:, None, :, None], heads, 0)
         heads = rms_norm(heads, weights["norm"]["scale"], self.epsilon)
         gate = split_heads(linear(weights["gate"], x), self.num_value_heads)
-        heads = at.tap("gated_delta.heads", heads * jax.nn.silu(gate.astype(jnp.float32)))
+        heads = at.hook("gated_delta.heads", heads * jax.nn.silu(gate.astype(jnp.float32)))
         y = linear(weights["output"], merge_heads(heads).astype(x.dtype))
-        y = at.tap("gated_delta.output", y)
+        y = at.hook("gated_delta.output", y)
         return Output(y, None if past is None else (past, memory))
 
-    def inputs_of(
+    def project_inputs(
         self,
         weights: Weights,
         x: Float[Array, "batch length dim"],
         at: At,
         past: Float[Array, "batch earlier features"] | None,
     ) -> tuple[DeltaInputs, Float[Array, "batch *length earlier features"] | None]:
-        """Computes what the tokens give to the delta rule, and the convolution's last inputs."""
-        context, tap, group = at.context, at.tap, self.num_value_heads // self.num_key_heads
+        """Computes the inputs of the delta rule, and the last inputs of the convolution."""
+        context, hook, group = at.context, at.hook, self.num_value_heads // self.num_key_heads
         joined = jnp.concatenate([linear(weights[name], x) for name in _PARTS], axis=-1)
         joined, past = causal_convolution(
             weights["convolution"], joined, context.order, past, keeps_states=at.keeps_states
@@ -356,8 +365,8 @@ class GatedDelta(SubLayer):
         numbers = (self.num_key_heads, self.num_key_heads, self.num_value_heads)
         query, key, value = map(split_heads, parts, numbers)
         query, key = unit_vectors(query) * self.key_dim**-0.5, unit_vectors(key)
-        query, key = tap("gated_delta.query", query), tap("gated_delta.key", key)
-        value = tap("gated_delta.value", value)
+        query, key = hook("gated_delta.query", query), hook("gated_delta.key", key)
+        value = hook("gated_delta.value", value)
 
         steps = jax.nn.softplus(linear(weights["decay"], x, jnp.float32))
         log_decay = -jnp.exp(weights["decay"]["log_scale"]) * steps
@@ -365,7 +374,7 @@ class GatedDelta(SubLayer):
         if context.is_token is not None:
             is_token = context.is_token[..., None]
             log_decay, rate = jnp.where(is_token, log_decay, 0), jnp.where(is_token, rate, 0)
-        log_decay, rate = tap("gated_delta.decay", log_decay), tap("gated_delta.rate", rate)
+        log_decay, rate = hook("gated_delta.decay", log_decay), hook("gated_delta.rate", rate)
         query, key = (jnp.repeat(part, group, axis=1) for part in (query, key))
         log_decay, rate = (jnp.swapaxes(part, 1, 2) for part in (log_decay, rate))
         begins = jnp.broadcast_to(context.begins, x.shape[:2])
@@ -373,5 +382,5 @@ class GatedDelta(SubLayer):
 
 
 def _chunk_size(length: Size) -> int:
-    """Returns the smallest power of two that is at least the length, and at most CHUNK."""
+    """Returns `length`, rounded up to a power of two, but at most CHUNK."""
     return min(CHUNK, 1 << (length - 1).bit_length()) if is_known(length) else CHUNK

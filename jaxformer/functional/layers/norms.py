@@ -27,9 +27,11 @@ def layer_norm(
 ) -> Float[Array, "*batch dim"]:
     """Computes y = γ (x − μ) / √(σ² + ε) + β, with μ and σ² over the features of one position.
 
-    σ² is the population variance, taken as the mean of (x − μ)² because E[x²] − μ² cancels when
-    |μ| ≫ σ. Statistics are float32 whatever the dtype of x, which is also the dtype of y.
-    Source: Ba, Kiros & Hinton 2016; notes, lecture 11 §2.
+    The population variance σ² is computed as the mean of (x − μ)², because E[x²] − μ² cancels if
+    |μ| ≫ σ. Statistics are float32, and y has the dtype of x.
+
+    Reference:
+        Ba, Kiros & Hinton 2016; notes, lecture 11 §2.
     """
     x32 = x.astype(jnp.float32)
     centred = x32 - x32.mean(axis=-1, keepdims=True)
@@ -57,14 +59,14 @@ def dynamic_tanh(
     input_scale: Float[Array, ""] | Float[Array, " 1"],
     bias: Float[Array, " dim"] | None = None,
 ) -> Float[Array, "*batch dim"]:
-    """Computes y = γ tanh(α x) + β in float32; it needs no statistics of x (Zhu et al. 2025)."""
+    """Computes y = γ tanh(α x) + β in float32, without statistics of x (Zhu et al. 2025)."""
     y = jnp.tanh(input_scale * x.astype(jnp.float32)) * scale
     return (y if bias is None else y + bias).astype(x.dtype)
 
 
 @runtime_checkable
 class Norm(Protocol):
-    """A norm: a frozen, hashable dataclass whose fields are its options."""
+    """Interface of norms, which are frozen, hashable dataclasses."""
 
     def init(self, dim: int) -> Weights:
         """Returns the initial weights for `dim` features."""
@@ -77,16 +79,19 @@ class Norm(Protocol):
     def affine(
         self, weights: Weights, x: Float[Array, "*batch dim"], at: Float[Array, "*batch dim"]
     ) -> Float[Array, "*batch dim"]:
-        """Computes the affine map of x that equals the norm at `at`, for attributions to parts."""
+        """Applies to x an affine map that equals the norm at the point `at`.
+
+        Attributions to parts of x use this map.
+        """
 
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """`layer_norm` with its weights, γ = 1 and β = 0 at first.
+    """LayerNorm, with γ = 1 and β = 0 initially; see `layer_norm`.
 
     Attributes:
         epsilon: added to the variance.
-        use_bias: whether there is β.
+        use_bias: whether the norm has β.
     """
 
     epsilon: float = 1e-5
@@ -106,7 +111,7 @@ class LayerNorm:
     def affine(
         self, weights: Weights, x: Float[Array, "*batch dim"], at: Float[Array, "*batch dim"]
     ) -> Float[Array, "*batch dim"]:
-        """See `Norm`: the deviation is that of `at`."""
+        """See `Norm`. The divisor is the standard deviation of the features of `at`, not of x."""
         deviation = jnp.sqrt(at.var(axis=-1, keepdims=True) + self.epsilon)
         y = weights["scale"] * (x - x.mean(axis=-1, keepdims=True)) / deviation
         return y + weights.get("bias", 0.0)
@@ -114,11 +119,11 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """`rms_norm` with its weight, γ = 1 at first.
+    """RMSNorm, with γ = 1 initially; see `rms_norm`.
 
     Attributes:
         epsilon: added to the mean square.
-        one_plus: whether γ − 1 is stored, as in Gemma's checkpoints: weight decay then pulls γ
+        one_plus: whether γ − 1 is stored, as in Gemma's checkpoints, so that weight decay pulls γ
             towards 1.
     """
 
@@ -138,7 +143,7 @@ class RMSNorm:
     def affine(
         self, weights: Weights, x: Float[Array, "*batch dim"], at: Float[Array, "*batch dim"]
     ) -> Float[Array, "*batch dim"]:
-        """See `Norm`: the mean square is that of `at`."""
+        """See `Norm`. The divisor is the root mean square of the features of `at`, not of x."""
         mean_square = jnp.square(at).mean(axis=-1, keepdims=True)
         return self._scale(weights) * x * jax.lax.rsqrt(mean_square + self.epsilon)
 
@@ -148,10 +153,10 @@ class RMSNorm:
 
 @dataclass(frozen=True)
 class DynamicTanh:
-    """`dynamic_tanh` with its weights, γ = 1, β = 0 and α = 1/2 at first.
+    """Dynamic tanh, with γ = 1, β = 0 and α = 1/2 initially; see `dynamic_tanh`.
 
     Attributes:
-        use_bias: whether there is β.
+        use_bias: whether the norm has β.
     """
 
     use_bias: bool = True
@@ -172,7 +177,7 @@ class DynamicTanh:
     def affine(
         self, weights: Weights, x: Float[Array, "*batch dim"], at: Float[Array, "*batch dim"]
     ) -> Float[Array, "*batch dim"]:
-        """See `Norm`: each feature is multiplied by tanh(α at) / at."""
+        """See `Norm`. Multiplies each feature of x by tanh(α at) / at."""
         alpha = weights["input"]["scale"]
         factor = jnp.where(at == 0.0, alpha, jnp.tanh(alpha * at) / jnp.where(at == 0.0, 1.0, at))
         return weights["scale"] * factor * x + weights.get("bias", 0.0)
@@ -180,10 +185,11 @@ class DynamicTanh:
 
 @dataclass(frozen=True)
 class Unapplied:
-    """The weights of a norm that is not applied.
+    """Identity function that has the weights of a norm but does not use them.
 
-    Layers with equal weights are stacked. The first layer of ModernBERT has no norm before its
-    attention, and has the weights of one, so that it can be stacked with the others.
+    Only layers with equal weight shapes can be stacked. The first layer of ModernBERT lacks the
+    norm before attention, but gets unused norm weights, so that it can be stacked with the other
+    layers.
     """
 
     norm: Norm
@@ -205,7 +211,7 @@ class Unapplied:
         return x
 
 
-# The norms that a config can name, each a function of (epsilon, whether it has a bias).
+# Norms by their names in configs, each a function of (epsilon, use_bias).
 NORMS: dict[str, Callable[[float, bool], Norm | None]] = {
     "layer": LayerNorm,
     "rms": lambda epsilon, use_bias: RMSNorm(epsilon),

@@ -1,7 +1,7 @@
 """Recurrent layers: h_t = f(h_{t−1}, x_t).
 
-Later tokens depend on earlier ones only through the state. It is reset at the start of each
-document, and padding does not change it. States are float32 whatever the dtype of the activations.
+Later tokens depend on earlier tokens only through the state h. The state is reset at the start of
+each document, and padding does not change the state. States are always float32.
 
 Reference:
     Notes, lecture 11 §8.
@@ -16,25 +16,26 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxformer.functional.attention.masks import Causal, Mask
+from jaxformer.functional.hooks import NO_HOOKS, HookPoints, Hooks
 from jaxformer.functional.inputs import Forward
 from jaxformer.functional.layers.sublayer import At, Initial, Output, Start, SubLayer
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.placement import vary_alike
 from jaxformer.functional.symbolic import Size
-from jaxformer.functional.taps import NO_HOOKS, Hooks, Tap
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
-State = tuple[Float[Array, "*batch hidden"], ...]  # of one layer; the first part is h
+# The state of one layer: the hidden state h and, for an LSTM, the cell state c.
+State = tuple[Float[Array, "*batch hidden"], ...]
 
 
 class Cell(ABC):
-    """A kind of recurrent cell. Subclasses are frozen dataclasses.
+    """Base class of recurrent cells. Subclasses are frozen dataclasses.
 
     Attributes:
         num_gates: number of gates.
-        parts: names of the parts of the state, the first of which is h.
-        open_gate: index of the gate whose initial bias is 1; None: no gate has one.
+        parts: names of the parts of the state; the first part is h.
+        open_gate: index of the gate whose initial bias is 1, or None.
     """
 
     num_gates: ClassVar[int]
@@ -43,17 +44,17 @@ class Cell(ABC):
 
     @abstractmethod
     def step(self, gates: Float[Array, "*batch gates"], state: State) -> State:
-        """Returns the next state.
+        """Computes the next state.
 
         Args:
-            gates: x_t W + h_{t−1} U + b, all gates after each other.
-            state: the state before.
+            gates: x_t W + h_{t−1} U + b, with all gates concatenated.
+            state: the previous state.
         """
 
 
 @dataclass(frozen=True)
 class Rnn(Cell):
-    """h_t = tanh(gates) (Elman 1990)."""
+    """RNN cell: h_t = tanh(gates) (Elman 1990)."""
 
     num_gates = 1
     parts = ("hidden",)
@@ -65,7 +66,9 @@ class Rnn(Cell):
 
 @dataclass(frozen=True)
 class Lstm(Cell):
-    """c_t = σ(f) c_{t−1} + σ(i) tanh(g) and h_t = σ(o) tanh(c_t), for the gates [i, f, g, o].
+    """LSTM cell with the gates [i, f, g, o].
+
+        c_t = σ(f) c_{t−1} + σ(i) tanh(g)        h_t = σ(o) tanh(c_t)
 
     Reference:
         Hochreiter & Schmidhuber 1997; for the forget gate Gers et al. 2000.
@@ -73,7 +76,8 @@ class Lstm(Cell):
 
     num_gates = 4
     parts = ("hidden", "cell")
-    open_gate = 1  # lets gradients through at first (Jozefowicz et al. 2015)
+    # The bias 1 lets gradients through the forget gate early in training (Jozefowicz et al. 2015).
+    open_gate = 1
 
     def step(self, gates: Float[Array, "*batch gates"], state: State) -> State:
         """See `Cell`."""
@@ -91,9 +95,9 @@ def init_recurrent_layer(
 ) -> Weights:
     """Returns the initial weights of a recurrent layer.
 
-    W ~ N(0, 1/(in_dim · input_stddev²)), so that W x has size 1 if the features of x have size
-    input_stddev. U is orthogonal for each gate (Saxe et al. 2014). The bias is 1 for the forget
-    gate and 0 otherwise.
+    W is drawn from N(0, 1/(in_dim · input_stddev²)), so that W x has variance 1 if the features of
+    x have standard deviation input_stddev. U is orthogonal for each gate (Saxe et al. 2014). The
+    bias is 1 for the forget gate and 0 otherwise.
     """
     input_key, state_key = jax.random.split(key)
     gates, open_gate = cell.num_gates, cell.open_gate
@@ -110,22 +114,25 @@ def init_recurrent_layer(
 
 
 def _orthogonal(key: PRNGKeyArray, size: int) -> Float[Array, "size size"]:
-    """Returns a random orthogonal matrix; under `vmap`, one key after another.
+    """Returns a random orthogonal matrix.
 
-    LAPACK's factorization of a batch waits, on a thread of XLA's pool, for other threads of that
-    pool: two at once on two threads deadlock (jaxlib 0.10).
+    Under `vmap`, the function computes the matrices one after another, to avoid a deadlock.
+
+    In jaxlib 0.10, LAPACK's factorization of a batch occupies one thread of XLA's pool and waits
+    for other threads of this pool. Two factorizations of batches on two threads would deadlock.
     """
     one = jax.nn.initializers.orthogonal()
     return jax.custom_batching.sequential_vmap(lambda key: one(key, (size, size), jnp.float32))(key)
 
 
 class Times(NamedTuple):
-    """What the steps through time need to know, each [batch, length].
+    """Per-token inputs of the scan over time, each [batch, length].
 
     Attributes:
-        begins: where a document begins and the state is reset; None: nowhere.
-        valid: False for padding; None: no padding.
-        positions: the positions of the tokens, for patches; None: 0, 1, 2, …
+        begins: True for the first token of each document, where the state is reset; None if the
+            state is never reset.
+        valid: False for padding; None if no token is padding.
+        positions: the token positions, by which patches select tokens; defaults to 0, 1, 2, …
     """
 
     begins: Bool[Array, "batch length"] | None = None
@@ -148,52 +155,52 @@ def recurrent_layer(
     tuple[Float[Array, "batch *times hidden"], ...],
     dict[str, Array],
 ]:
-    """Runs one layer through time.
+    """Runs one recurrent layer over all tokens.
 
-    The products with x are computed for all times at once.
+    The products x W of all tokens are computed before the scan over time.
 
     Args:
-        weights: those of `init_recurrent_layer`.
+        weights: the weights of the layer; see `init_recurrent_layer`.
         x: the input of the layer.
         state: the state before the first token.
-        initial: the state at which documents begin; None if they begin nowhere.
-        times: documents, padding and positions.
-        hooks: points to capture and patch. The next token reads a patched state.
-        cell: the step from one state to the next.
+        initial: the state at the start of each document; if None, the state is never reset.
+        times: the starts of documents, the padding and the token positions; see `Times`.
+        hooks: hook points to capture and patch. A patched state is passed to the next token.
+        cell: the recurrent cell, which computes each new state.
         keeps_states: whether to return the state after each token.
 
     Returns:
         (outputs, state, captured): h_1 … h_T [batch, length, hidden], the state after the last
-        token [batch, hidden] or after each one [batch, length, hidden], and the captured values.
+        token [batch, hidden] or after each token [batch, length, hidden], and the captured values.
     """
     length = x.shape[1]
     gates = linear(weights["input"], x, jnp.float32)
     index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), x.shape[:2])
     positions = index if times.positions is None else jnp.broadcast_to(times.positions, x.shape[:2])
     if not hooks.patch:
-        positions = index = None  # only patches use them
+        positions = index = None  # Without patches, no hook uses these arrays.
 
     def step(
         state: State, inputs: tuple[Any, Any, Any]
     ) -> tuple[State, tuple[Float[Array, "batch hidden"], State | None, dict[str, Array]]]:
         gates, (begins, valid, position), index = inputs
-        tap = Tap(hooks)
+        hook = HookPoints(hooks)
         if hooks.patch:
             documents = None if valid is None else valid[:, None]
-            tap = Tap(hooks.of_token(index[0], length), position[:, None], documents)
+            hook = HookPoints(hooks.for_token(index[0], length), position[:, None], documents)
         if begins is not None and initial is not None:
             parts = zip(initial, state, strict=True)
             state = tuple(jnp.where(begins[:, None], first, part) for first, part in parts)
         hidden = linear(weights["state"], state[0].astype(x.dtype), jnp.float32)
-        gates = tap("recurrent.gates", (gates + hidden)[:, None])[:, 0]
+        gates = hook("recurrent.gates", (gates + hidden)[:, None])[:, 0]
         new = zip(cell.parts, cell.step(gates, state), strict=True)
-        new = tuple(tap(f"recurrent.{name}", part[:, None])[:, 0] for name, part in new)
+        new = tuple(hook(f"recurrent.{name}", part[:, None])[:, 0] for name, part in new)
         output = new[0]
         if valid is not None:
             parts = zip(new, state, strict=True)
             new = tuple(jnp.where(valid[:, None], *part) for part in parts)
             output = jnp.where(valid[:, None], output, 0.0)
-        return new, (output, new if keeps_states else None, tap.captured)
+        return new, (output, new if keeps_states else None, hook.captured)
 
     state, *_ = vary_alike(state, gates, initial, times)
     inputs = (gates, times._replace(positions=positions), index)
@@ -205,11 +212,11 @@ def recurrent_layer(
 
 
 class RecurrentState(NamedTuple):
-    """The state of a recurrent layer in a cache.
+    """State of a recurrent layer in a cache.
 
     Attributes:
         now: the state after the tokens.
-        initial: the state at which documents begin; None: zeros.
+        initial: the state at the start of each document; zeros if None.
     """
 
     now: State
@@ -218,13 +225,13 @@ class RecurrentState(NamedTuple):
 
 @dataclass(frozen=True)
 class Recurrent(SubLayer):
-    """`recurrent_layer` with its sizes; the residual stream has `hidden_dim` features after it.
+    """Recurrent sub-layer, whose output has `hidden_dim` features; see `recurrent_layer`.
 
     Attributes:
-        cell: the step from one state to the next.
+        cell: the recurrent cell, which computes each new state.
         hidden_dim: number of features of each part of the state.
-        source_layer: the number of the encoder's layer whose last state is that at which documents
-            begin; None: they begin at zeros.
+        source_layer: the number of the encoder layer whose last state initializes each document; if
+            None, the initial state is zero.
     """
 
     name: ClassVar[str] = "recurrent"
@@ -234,7 +241,7 @@ class Recurrent(SubLayer):
     source_layer: int | None = None
 
     @property
-    def points(self) -> tuple[str, ...]:  # pyrefly: ignore[bad-override] (computed, not stored)
+    def hook_points(self) -> tuple[str, ...]:  # pyrefly: ignore[bad-override] (computed, not stored)
         """See `SubLayer`."""
         return ("recurrent.gates", *(f"recurrent.{part}" for part in self.cell.parts))
 
@@ -251,27 +258,27 @@ class Recurrent(SubLayer):
         return init_recurrent_layer(key, self.cell, dim, self.hidden_dim, initial.input_stddev)
 
     def zeros(self, batch_size: Size) -> State:
-        """Returns the state of zeros, all distinct arrays, because they are donated."""
+        """Returns a zero state of separate arrays, because no array can be donated twice."""
         shape = (batch_size, self.hidden_dim)
         return tuple(jnp.zeros(shape, jnp.float32) for _ in self.cell.parts)
 
     def init_state(self, weights: Weights, start: Start) -> RecurrentState:
         """See `SubLayer`."""
-        initial, rows = None, start.batch_size
+        initial, batch_size = None, start.batch_size
         if start.encoded is not None:
-            # With fewer sources than devices the partitioner would shard the states by their
-            # features, and replicate them at every step to divide the rows among the sources.
+            # Without `place`, and with fewer source sequences than devices, XLA would shard the
+            # states along features and replicate them at every step.
             initial = jax.tree.map(
                 lambda x: start.placement.place(
-                    "recurrent.initial", jnp.repeat(x, rows // x.shape[0], axis=0)
+                    "recurrent.initial", jnp.repeat(x, batch_size // x.shape[0], axis=0)
                 ),
                 self._last_of_source(start.encoded),
             )
-        return RecurrentState(self.zeros(rows), initial)
+        return RecurrentState(self.zeros(batch_size), initial)
 
     def context(self, tokens: Tokens, shared: Weights) -> tuple[Times, State | None]:
-        """Returns (documents, padding and positions; the state at which documents begin)."""
-        documents, positions = tokens.new.segments, tokens.new.positions
+        """Returns (times, initial): inputs of the scan for each token, and the initial state."""
+        documents, positions = tokens.new.segment_ids, tokens.new.positions
         times = Times(positions=positions)
         if documents is not None:
             valid = documents != 0
@@ -279,7 +286,7 @@ class Recurrent(SubLayer):
         return times, None if tokens.encoded is None else self._last_of_source(tokens.encoded)
 
     def _last_of_source(self, encoded: Forward) -> State | None:
-        """Returns the last state of the encoder's layer."""
+        """Returns the last state of the encoder layer `source_layer`."""
         if self.source_layer is None:
             return None
         return encoded.states[self.source_layer][self.name].now
@@ -297,13 +304,14 @@ class Recurrent(SubLayer):
             before.now,
             zeros if before.initial is None else before.initial,
             times,
-            at.tap.hooks,
+            at.hook.hooks,
             cell=self.cell,
             keeps_states=at.keeps_states,
         )
-        at.tap.captured.update(captured)
+        at.hook.captured.update(captured)
         initial = before.initial
-        if at.keeps_states:  # it is the same after each token
+        if at.keeps_states:
+            # The initial state is the same for each token.
             length = x.shape[1]
             initial = jax.tree.map(lambda x: jnp.repeat(x[:, None], length, axis=1), initial)
         return Output(x, RecurrentState(now, initial))

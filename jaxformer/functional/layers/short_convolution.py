@@ -1,15 +1,15 @@
-"""Gated short convolution, the sub-layer of LFM2 between those with attention.
+"""Gated short convolution, which LFM2 uses between its attention layers.
 
     (B, C, v) = x W_in
     y = (C ⊙ convolution(B ⊙ v)) W_out
 
-The convolution is causal and depthwise, each feature over the tokens of a document:
+The convolution is causal and depthwise: each feature is convolved separately over the tokens of a
+document.
 
     y_t = Σ_j w_j ⊙ x_{t−j} + b,    j = 0 … K − 1
 
-x_{t−j} is the input j tokens earlier in the same document, or 0 if the document begins later than
-that. Padding takes no position. A layer keeps its last K − 1 inputs B ⊙ v, whatever the length of
-the text.
+Here x_{t−j} is the input j tokens earlier in the same document, or 0 before the start of the
+document. Padding is skipped. The cache of a layer holds the last K − 1 inputs B ⊙ v.
 
 Reference:
     LFM2 technical report, 2025 (arXiv:2511.23404), §2.
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.masks import Causal, Mask, Packed, Window
+from jaxformer.functional.hooks import NO_HOOK, HookFunction
 from jaxformer.functional.layers.sublayer import (
     At,
     Initial,
@@ -34,7 +35,6 @@ from jaxformer.functional.layers.sublayer import (
 )
 from jaxformer.functional.layers.token_order import TokenOrder
 from jaxformer.functional.linear.affine import init_linear, linear
-from jaxformer.functional.taps import NO_TAP, TapFunction
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
@@ -55,14 +55,14 @@ def causal_convolution(
     *,
     keeps_states: bool = False,
 ) -> tuple[Float[Array, "batch length dim"], Float[Array, "batch *length earlier dim"] | None]:
-    """Computes the convolution of the module, in float32.
+    """Computes the convolution y_t = Σ_j w_j ⊙ x_{t−j} + b of this module in float32.
 
     Args:
         weights: filter [kernel_size, dim], whose last row is w_0, and optionally bias.
         x: the inputs.
         order: the order of the tokens.
-        past: the last kernel_size − 1 inputs before x, the newest last. Those of an earlier
-            document are not read. None: all documents begin in x.
+        past: the last kernel_size − 1 inputs before x, the newest last; None if no document begins
+            before x. Inputs of earlier documents are ignored.
         keeps_states: whether to return the last inputs after each token.
 
     Returns:
@@ -91,7 +91,7 @@ def causal_convolution(
 def init_past(
     batch_size: int, kernel_size: int, dim: int, dtype: DTypeLike
 ) -> Float[Array, "batch earlier dim"]:
-    """Returns the inputs before the first token, which no token reads."""
+    """Returns zeros for the kernel_size − 1 inputs before the first token."""
     return jnp.zeros((batch_size, kernel_size - 1, dim), dtype)
 
 
@@ -103,44 +103,44 @@ def short_convolution(
     x: Float[Array, "batch length dim"],
     order: TokenOrder,
     past: Float[Array, "batch earlier dim"] | None = None,
-    tap: TapFunction = NO_TAP,
+    hook: HookFunction = NO_HOOK,
     *,
     keeps_states: bool = False,
 ) -> tuple[Float[Array, "batch length dim"], Float[Array, "batch *length earlier dim"] | None]:
-    """Computes the formula of the module.
+    """Computes the gated short convolution y = (C ⊙ convolution(B ⊙ v)) W_out.
 
     Args:
-        weights: the maps input_gate (to B), output_gate (to C), value (to v) and output, and the
-            convolution.
+        weights: the linear layers input_gate (to B), output_gate (to C), value (to v) and output,
+            and the weights of the convolution.
         x: the input.
         order: the order of the tokens.
         past: the last kernel_size − 1 inputs of the convolution before x; see `causal_convolution`.
-        tap: see `functional.taps`.
+        hook: see `functional.hooks`.
         keeps_states: whether to return the last inputs after each token.
 
     Returns:
         The output, and the last kernel_size − 1 inputs of the convolution.
     """
     before, after, value = (linear(weights[name], x) for name in _MAPS)
-    gated = tap("short_convolution.gated", before * value)
+    gated = hook("short_convolution.gated", before * value)
     y, past = causal_convolution(
         weights["convolution"], gated, order, past, keeps_states=keeps_states
     )
-    y = after * tap("short_convolution.convolved", y)
-    return tap("short_convolution.output", linear(weights["output"], y)), past
+    y = after * hook("short_convolution.convolved", y)
+    return hook("short_convolution.output", linear(weights["output"], y)), past
 
 
 @dataclass(frozen=True)
 class ShortConvolution(SubLayer):
-    """A gated short convolution in the place of self-attention.
+    """Gated short convolution, a sub-layer that replaces self-attention.
 
     Attributes:
-        kernel_size: the number of tokens that one token reads, itself included.
-        use_bias: whether the maps and the convolution have biases.
+        kernel_size: the number of tokens that the convolution reads per output.
+        use_bias: whether the linear layers and the convolution have biases.
     """
 
     name: ClassVar[str] = "short_convolution"
-    points: ClassVar[tuple[str, ...]] = tuple(
+    hook_points: ClassVar[tuple[str, ...]] = tuple(
         f"short_convolution.{x}" for x in ("gated", "convolved", "output")
     )
 
@@ -148,7 +148,7 @@ class ShortConvolution(SubLayer):
     use_bias: bool = False
 
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
-        """See `SubLayer`. The filter preserves the variance of its input."""
+        """See `SubLayer`. The initial filter preserves the variance of its input."""
         output_key, convolution_key, *keys = jax.random.split(key, 2 + len(_MAPS))
         reading = initial.reading(dim) / initial.input_stddev
         maps = {
@@ -167,7 +167,7 @@ class ShortConvolution(SubLayer):
         return {**maps, "convolution": convolution, "output": output}
 
     def init_state(self, weights: Weights, start: Start) -> Float[Array, "batch earlier dim"]:
-        """Returns the inputs of the convolution before the first token."""
+        """Returns zeros for the last inputs of the convolution."""
         return init_past(start.batch_size, self.kernel_size, start.dim, start.dtype)
 
     def rule(self) -> Mask:
@@ -183,10 +183,10 @@ class ShortConvolution(SubLayer):
         }
 
     def context(self, tokens: Tokens, shared: Weights) -> TokenOrder:
-        """Returns the order of the tokens."""
+        """Returns an order of the tokens that moves padding to the end."""
         return TokenOrder.of(tokens.new)
 
     def __call__(self, weights: Weights, x: Float[Array, "batch length dim"], at: At) -> Output:
         """See `short_convolution`."""
         keeps = {"keeps_states": at.keeps_states}
-        return Output(*short_convolution(weights, x, at.context, at.state, at.tap, **keeps))
+        return Output(*short_convolution(weights, x, at.context, at.state, at.hook, **keeps))

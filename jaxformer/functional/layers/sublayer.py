@@ -1,7 +1,8 @@
-"""Sub-layers as values: a function of the residual stream, with everything that depends on it.
+"""Interface of sub-layers: functions of the residual stream, such as attention.
 
-A sub-layer is a frozen dataclass. Its fields are its sizes and options; its methods are what a
-stack of layers needs to know about it. Nothing else asks which kind of sub-layer it is.
+A sub-layer is a frozen dataclass, whose fields are sizes and options. The methods of a sub-layer
+initialize the weights, compute the function, and return properties that decoding, sharding and FLOP
+counts need. Other code uses only these methods and never checks the class of a sub-layer.
 """
 
 from abc import ABC, abstractmethod
@@ -13,26 +14,27 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.cache.slots import SlotSize
+from jaxformer.functional.cache.slots import KeyValueSize
+from jaxformer.functional.hooks import NO_HOOK, HookPoints
 from jaxformer.functional.inputs import Forward
+from jaxformer.functional.linear.affine import Scalar
 from jaxformer.functional.placement import OneDevice, Placement
-from jaxformer.functional.row_size import RowSize, product_flops
-from jaxformer.functional.taps import NO_TAP, Tap
+from jaxformer.functional.sequence_size import SequenceSize, product_flops
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 
 GATE_POWER = 0.2934  # E[σ(z)²] for z ~ N(0, 1)
 
 
-# What an axis of weights is: features of the residual stream, features of heads, hidden features,
-# or experts. None: the axis is not sharded.
+# What an axis of a weight enumerates: features of the residual stream, features of heads, hidden
+# features, or experts. An axis with None is never sharded.
 WeightAxis = Literal["dim", "heads", "hidden", "experts"] | None
 
 
 def axes_of_linear(
     inputs: WeightAxis, outputs: WeightAxis, *names: str
 ) -> dict[str, tuple[WeightAxis, ...]]:
-    """Returns the axes of the kernels and biases of linear maps; see `SubLayer.weight_axes`."""
+    """Returns the axes of kernels and biases of linear layers; see `SubLayer.weight_axes`."""
     axes: dict[str, tuple[WeightAxis, ...]] = {}
     for name in names:
         axes[f"{name}/kernel"] = inputs, outputs
@@ -41,33 +43,34 @@ def axes_of_linear(
 
 
 class At(NamedTuple):
-    """What a sub-layer reads besides its weights and x.
+    """Arguments of a sub-layer besides its weights and its input x.
 
     Attributes:
-        context: what the sub-layer's `context` returned for this pass: for attention, the mask and
-            the positions of the keys. Equal sub-layers of all layers share it.
-        state: the state of this layer after the earlier tokens; None: there are none.
-        tap: captures and replaces the values at the sub-layer's points.
+        context: the result of the sub-layer's `context` method for this pass, such as the mask and
+            the positions of the keys for attention. The context is computed once for all layers
+            with equal sub-layers.
+        state: the state of this sub-layer after the earlier tokens; None if there is no cache.
+        hook: captures or replaces values at the hook points of the sub-layer.
         keeps_states: whether to return the state after each token, [batch, length, …], instead of
-            the last state only.
+            only the last state.
     """
 
     context: Any
     state: Any = None
-    tap: Tap = NO_TAP
+    hook: HookPoints = NO_HOOK
     keeps_states: bool = False
 
 
 class Start(NamedTuple):
-    """What the rows of a cache start from, before their first token.
+    """Arguments of `SubLayer.init_state`: sizes and sources of an empty cache.
 
     Attributes:
-        batch_size: number of rows.
-        dim: the number of features that the sub-layer reads.
+        batch_size: the batch size of the cache.
+        dim: the number of input features of the sub-layer.
         dtype: the dtype of activations.
-        source: length and padding of the sources that the model has read; None: it reads none.
-        encoded: the encoder's result for these; None: the model reads none.
-        placement: where the values lie on devices.
+        source: length and padding of the sources; None for a model without a source.
+        encoded: the encoder's output for the sources; None for a model without a source.
+        placement: how arrays are sharded over devices.
     """
 
     batch_size: int
@@ -79,12 +82,12 @@ class Start(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What a sub-layer, or a part of a layer, returns.
+    """Result of a sub-layer, or of a part of a layer.
 
     Attributes:
         x: the output.
-        state: what later passes need of the tokens so far; None: nothing. For a part of a layer,
-            by the name of the sub-layer.
+        state: the state after the tokens, for the cache; None for a sub-layer without a state. A
+            part of a layer, such as `Residual`, returns {name of the sub-layer: state}.
         auxiliary: sums for the objective, by name, such as the balance loss of a router.
     """
 
@@ -95,40 +98,38 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Initial:
-    """The size of the initial weights in a layer.
+    """Standard deviations of the initial weights of a layer.
 
-    With a residual, kernels are drawn from N(0, 0.02²). The standard deviation of kernels that
-    write into the residual stream is 0.02/√(2 · num_layers), so that its variance does not grow
-    with depth (GPT-2, Radford et al. 2019).
-
-    Without a residual such kernels multiply the signal by less than 1 in each layer, and after four
-    layers the gradients are 1e-14. Every kernel therefore preserves the variance of its input:
-    W ~ N(0, 1 / fan_in), times 1 / E[act(z)²] after an activation (He et al. 2015).
+    Kernels are drawn from N(0, 0.02²). Kernels whose output is added to the residual stream have
+    the standard deviation 0.02/√(2 · num_layers). The variance of the residual stream therefore
+    does not grow with depth (GPT-2, Radford et al. 2019). Layers without a residual use
+    `plain.Preserving`.
 
     Attributes:
-        num_layers: the number of layers of the stack; None: layers have no residual.
-        is_normed: whether a norm stands between the sub-layers.
+        num_layers: the number of layers of the stack.
         input_stddev: the standard deviation of the layer's input.
+        gate_power: the mean square of the features that a gate multiplies.
     """
 
-    num_layers: int | None
-    is_normed: bool = True
+    num_layers: int
     input_stddev: float = 1.0
+    gate_power: float = 1.0
 
     def reading(self, fan_in: int) -> float:
-        """Returns the standard deviation of a kernel that reads features of variance 1."""
-        return fan_in**-0.5 if self.num_layers is None else 0.02
+        """Returns the standard deviation of a kernel whose input has variance 1."""
+        return 0.02
 
-    def writing(self, fan_in: int, power: float = 1.0) -> float:
+    def writing(self, fan_in: int) -> float:
         """Returns the standard deviation of a kernel that computes the output of a sub-layer.
 
-        Args:
-            fan_in: the number of features that the kernel reads.
-            power: the mean square of these features.
+        `fan_in` is the number of input features of the kernel. If the inputs have the mean square p
+        instead of 1, multiply the result by `gain(p)`.
         """
-        if self.num_layers is None:
-            return (power * fan_in) ** -0.5
         return 0.02 / (2 * self.num_layers) ** 0.5
+
+    def gain(self, power: Scalar) -> Scalar:
+        """Returns the factor that corrects `writing(fan_in)` for inputs of mean square `power`."""
+        return 1.0
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,13 @@ class SubLayer(ABC):
     """Base class of sub-layers. Subclasses are frozen dataclasses with hashable fields.
 
     Attributes:
-        name: the name of its weights in a layer, which has one sub-layer of each name.
-        points: the names of the values that can be captured or patched, in order.
+        name: the sub-layer's key in the weights of its layer. Sub-layers of a layer have distinct
+            names.
+        hook_points: the names of its hook points, in order of computation.
     """
 
     name: ClassVar[str]
-    points: ClassVar[tuple[str, ...]] = ()
+    hook_points: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def init(self, key: PRNGKeyArray, dim: int, initial: Initial) -> Weights:
@@ -149,68 +151,81 @@ class SubLayer(ABC):
 
     @abstractmethod
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
-        """Computes the function, the state after the tokens, and auxiliary sums."""
+        """Computes the output, the state after the tokens, and auxiliary sums."""
 
     def context(self, tokens: Tokens, shared: Weights) -> Any:
-        """Returns what all layers with this sub-layer share in a pass; None: nothing.
+        """Computes `At.context` for a forward pass, once for all layers with equal sub-layers.
 
         Args:
-            tokens: the pass.
-            shared: the weights of the model, of which all layers share some.
+            tokens: the tokens of the forward pass.
+            shared: the weights of the model, including the weights that all layers share.
         """
         return None
 
-    def prepare(self, weights: Weights) -> Weights:
+    def pack_weights(self, weights: Weights) -> Weights:
         """Repacks the weights for decoding."""
         return weights
 
     def output_dim(self, dim: int) -> int:
-        """Returns the number of features of the output; `dim` is that of the input."""
+        """Returns the number of output features for `dim` input features."""
         return dim
 
-    def slot_size(self) -> SlotSize | None:
-        """Returns the size of the keys and values of a token; None: the cache keeps none."""
+    def key_value_size(self) -> KeyValueSize | None:
+        """Returns the size of the keys and values cached per token; None if none are cached."""
         return None
 
     def init_state(self, weights: Weights, start: Start) -> Any:
-        """Returns what a layer keeps before the first token; None: it keeps nothing.
+        """Returns the state of the sub-layer before the first token, or None.
 
-        A sub-layer that reads other tokens needs slots or a state to decode. A state is a tree of
-        arrays, each with the batch as its first axis. `__call__` receives it in `at.state` and
-        returns the state after the tokens, or after each of them if `at.keeps_states`.
+        To decode, a sub-layer that reads other tokens needs cached keys and values
+        (`key_value_size`) or a state. A state is a tree of arrays with the batch as first axis.
+        `__call__` receives the state in `at.state` and returns the state after the tokens. If
+        `at.keeps_states` is True, `__call__` returns the state after each token.
 
         Args:
             weights: the weights of the sub-layer.
-            start: the size of the cache, and the sources.
+            start: the sizes of the cache, and the sources.
         """
         return None
 
     def rule(self) -> Mask | None:
-        """Returns which other tokens an output depends on; None: on no other token."""
+        """Returns a mask of the tokens that each output depends on.
+
+        None means that each output depends only on its own token.
+        """
         return None
 
-    def flops(self, weights: Weights, row: RowSize) -> int:
-        """Returns the operations on one row: here, products of all matrices with all tokens.
+    def flops(self, weights: Weights, size: SequenceSize) -> int:
+        """Returns the FLOPs for one sequence; by default, 2 per matrix element and token.
 
         Args:
             weights: the weights of the sub-layer, or their shapes.
-            row: the size of the row.
+            size: the number of tokens and the other sizes of the sequence.
         """
-        return product_flops(weights, row.length)
+        return product_flops(weights, size.length)
 
     def weight_axes(self) -> dict[str, tuple[WeightAxis, ...]]:
-        """Returns what the axes of weights are, {path in the weights: one for each axis}.
+        """Returns {path of a weight: what each of its axes enumerates}; see `WeightAxis`.
 
-        Meshes shard arrays by it. A kernel that is not named is sharded along its inputs, and a
-        vector is not sharded.
+        On a mesh, the axes of a weight determine how the weight is sharded. Kernels that are
+        missing in the dictionary are sharded along their input axis, and missing vectors are
+        replicated.
         """
         return {}
 
     def units(self) -> tuple[int, ...]:
-        """Returns numbers of units, such as heads, that tensor parallelism can divide."""
+        """Returns the numbers of heads or other units that tensor parallelism distributes."""
         return ()
+
+    def chosen_experts(self) -> int:
+        """Returns the number of experts that compute each token; 0 without experts.
+
+        `weight_axes` marks the axis of experts as "experts". The command `doctor` checks that a
+        compiled program computes only the chosen experts.
+        """
+        return 0
 
 
 def with_contexts(sublayers: Iterable[SubLayer], tokens: Tokens, shared: Weights) -> Tokens:
-    """Returns the tokens with the context of each sub-layer; `shared` are the model's weights."""
+    """Returns `tokens` with the context of each sub-layer; `shared` holds the model's weights."""
     return replace(tokens, contexts={x: x.context(tokens, shared) for x in sublayers})

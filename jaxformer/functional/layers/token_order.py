@@ -1,7 +1,7 @@
-"""The order in which the tokens of a batch element precede its padding.
+"""Reordering of tokens so that padding comes last.
 
-A convolution counts distances in tokens of a document, and padding may stand between these. Its
-input is therefore put in this order, and its output put back.
+A convolution counts distances in tokens, but padding may be between the tokens. The input of a
+convolution is therefore reordered, and the output is restored to the original order.
 """
 
 from typing import NamedTuple
@@ -14,17 +14,17 @@ from jaxformer.functional.symbolic import at_most
 
 
 class TokenOrder(NamedTuple):
-    """The order in which the tokens of a pass precede the padding of their batch element.
+    """New order of the tokens of a forward pass: padding is moved to the end of each batch element.
 
     Attributes:
-        positions: int [length] or [batch, length], the position in its document of each token, in
-            this order.
-        documents: int [batch, length], the document of each token, in this order, and then 0 for
-            padding; None: there is one document without padding.
-        index: int [batch, length], the place in the pass of each token of this order; None: the
-            order is that of the pass.
-        inverse: int [batch, length], the place in this order of each token of the pass; None as for
-            `index`.
+        positions: int [length] or [batch, length], for each token in the new order, the position of
+            the token in its document.
+        documents: int [batch, length], the document of each token in the new order, and 0 for
+            padding; None for one document without padding.
+        index: int [batch, length], the original index of each token of the new order; None if the
+            order is unchanged.
+        inverse: int [batch, length], the new index of each token of the original order; None if the
+            order is unchanged.
     """
 
     positions: Int[Array, "*batch length"]
@@ -34,8 +34,8 @@ class TokenOrder(NamedTuple):
 
     @classmethod
     def of(cls, tokens: TokenInfo) -> "TokenOrder":
-        """Returns the order of the tokens of a pass."""
-        positions, documents = jnp.asarray(tokens.position_ids()), tokens.segments
+        """Returns the new order of the tokens of a forward pass."""
+        positions, documents = jnp.asarray(tokens.position_ids()), tokens.segment_ids
         if documents is None or at_most(tokens.length, 1):
             return cls(positions, documents)
         index = jnp.argsort(documents == 0, axis=1, stable=True)
@@ -43,28 +43,30 @@ class TokenOrder(NamedTuple):
         return cls(_take(positions, index), _take(documents, index), index, inverse)
 
     def compact(self, x: Shaped[Array, "batch length *dim"]) -> Shaped[Array, "batch length *dim"]:
-        """Returns x in this order."""
+        """Reorders x so that padding comes last."""
         return x if self.index is None else _take(x, self.index)
 
     def restore(self, x: Shaped[Array, "batch length *dim"]) -> Shaped[Array, "batch length *dim"]:
-        """Returns x in the order of the pass, the inverse of `compact`."""
+        """Restores the original order of x; the inverse of `compact`."""
         return x if self.inverse is None else _take(x, self.inverse)
 
     def newest(
         self, x: Shaped[Array, "batch all_tokens dim"], num: int, *, after_each: bool = False
     ) -> Shaped[Array, "batch *length num dim"]:
-        """Returns the last `num` tokens of earlier tokens and those of the pass, in this order.
+        """Returns the values of the last `num` tokens, including tokens before the pass.
 
         Args:
-            x: values of `num` earlier tokens, and then those of the pass and its padding.
-            num: the number of earlier tokens.
-            after_each: whether to return them after each token of the pass, in its order.
+            x: the values of `num` earlier tokens, followed by the values of this pass in the order
+                of `compact`.
+            num: the number of earlier tokens, and of returned values.
+            after_each: if True, returns the last `num` values up to each token of the pass, for the
+                tokens in their original order.
         """
         if after_each:
             return self._newest_after_each(x, num)
         if self.documents is None:
             return x[:, x.shape[1] - num :]
-        if self.index is None:  # at most one token: a choice is faster than a lookup
+        if self.index is None:  # For at most one token, `where` is faster than a lookup.
             is_token = (self.documents != 0).any(axis=1)
             return jnp.where(is_token[:, None, None], x[:, x.shape[1] - num :], x[:, :num])
         count = (self.documents != 0).sum(axis=1, keepdims=True)

@@ -1,1 +1,1 @@
-"""The affine map, and the forms of its kernel: arrays, integers, LoRA updates, packed columns."""
+"""Linear layers, and kernels that are packed, quantized to int8 or updated by LoRA."""

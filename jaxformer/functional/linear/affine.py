@@ -1,4 +1,4 @@
-"""The affine map y = x W + b and its initializer."""
+"""The linear layer y = x W + b and its initializer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,9 +17,11 @@ from jaxformer.functional.linear.kernels import (
 from jaxformer.functional.linear.low_rank import concatenate_kernels
 from jaxformer.functional.trees import Weights
 
+Scalar = float | Float[Array, ""]
+
 
 def init_linear(
-    key: PRNGKeyArray, in_dim: int, out_dim: int, *, use_bias: bool = True, stddev: float = 0.02
+    key: PRNGKeyArray, in_dim: int, out_dim: int, *, use_bias: bool = True, stddev: Scalar = 0.02
 ) -> dict[str, Float[Array, "..."]]:
     """Returns W ~ N(0, stddev²) [in_dim, out_dim] and b = 0 [out_dim].
 
@@ -36,30 +38,30 @@ def linear(
 ) -> Float[Array, "*batch out_dim"]:
     """Computes y = x W + b with operands in the dtype of x.
 
-    Leading axes are folded into one, so that the gradient of W is one plain matrix product.
+    Leading axes are folded into one axis, so that the gradient of W is one matrix product.
 
     Args:
-        weights: {"kernel": W, an array or a `Kernel`} with an optional "bias".
+        weights: {"kernel": W} with an optional "bias". W is an array or a `Kernel`.
         x: the input.
-        dtype: the dtype of y; None: that of x.
+        dtype: the dtype of y; defaults to the dtype of x.
     """
     y = product(x.reshape(-1, x.shape[-1]), weights["kernel"], dtype)
     y = y.reshape(*x.shape[:-1], y.shape[-1])
     if "bias" not in weights:
         return y
-    # Broadcast before the conversion, so that the gradient of the bias is a sum in float32.
+    # The bias is broadcast before the conversion, so that its gradient is summed in float32.
     return y + jnp.broadcast_to(weights["bias"], y.shape).astype(y.dtype)
 
 
 def soft_cap(y: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
-    """Computes cap · tanh(y / cap), which is about y for small y; returns y if cap is None."""
+    """Computes cap · tanh(y / cap), which is close to y for small y; returns y if cap is None."""
     return y if cap is None else cap * jnp.tanh(y / cap)
 
 
 def fuse_linear(maps: Sequence[Mapping]) -> dict | None:
-    """Fuses affine maps of one input into the map x → [x W₁ + b₁, x W₂ + b₂, …].
+    """Fuses linear layers with the same input into the layer x → [x W₁ + b₁, x W₂ + b₂, …].
 
-    Returns None if their kernels cannot be concatenated or only some maps have a bias.
+    Returns None if the kernels cannot be concatenated, or if only some layers have a bias.
     """
     kernel = concatenate_kernels([weights["kernel"] for weights in maps])
     biases = [weights["bias"] for weights in maps if "bias" in weights]
@@ -68,8 +70,8 @@ def fuse_linear(maps: Sequence[Mapping]) -> dict | None:
     return {"kernel": kernel} | ({"bias": jnp.concatenate(biases, axis=-1)} if biases else {})
 
 
-def map_kernels(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Replaces the kernel of every affine map in a tree of weights by function(kernel)."""
+def target_kernels(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Replaces the kernel of every linear layer in a tree of weights by function(kernel)."""
 
     def at(path: tuple[Any, ...], x: Any) -> Any:
         return function(x) if getattr(path[-1], "key", None) == "kernel" else x
@@ -80,9 +82,9 @@ def map_kernels(function: Callable[[Any], Any], tree: Any) -> Any:
 def quantize_all(params: Weights) -> Weights:
     """Converts every matrix and the table of token vectors to 8-bit integers.
 
-    Norms, biases and positions are unchanged. `apply`, `generate` and all other functions of
-    parameters accept the result. It has gradients, except those of the integers. LoRA updates are
-    added to their kernels first.
+    LoRA updates are added to their kernels before the conversion. Norms, biases and positions are
+    unchanged. `apply`, `generate` and all other functions that take parameters accept the result.
+    All arrays of the result except the integers have gradients.
     """
     params = dense_all(params)
 
@@ -90,12 +92,12 @@ def quantize_all(params: Weights) -> Weights:
         keys = [getattr(key, "key", None) for key in path]
         return quantize_table(x) if keys[-2:] == ["embedding", "tokens"] else x
 
-    quantized = map_kernels(quantize, params)
+    quantized = target_kernels(quantize, params)
     return jax.tree_util.tree_map_with_path(at, quantized, is_leaf=is_kernel)
 
 
 def dense_all(params: Weights) -> Weights:
-    """Replaces each kernel with a LoRA update or integers, and each such table, by its array."""
+    """Replaces kernels and tables with LoRA updates or integers by the arrays they represent."""
 
     def is_other(x: Any) -> bool:
         return is_kernel(x) or isinstance(x, Int8Table)

@@ -1,9 +1,9 @@
-"""The matrix of an affine map as a value with a product.
+"""Kernels of linear layers: classes that represent a matrix and multiply by it.
 
-A kernel is an array [in_dim, out_dim] or one of the classes below. A class represents such an array
-in another layout or format: packed for decoding steps, as 8-bit integers, or with a low-rank update
-(`low_rank.LowRankKernel`). All are pytrees, so they are stacked, scanned over, jitted and vmapped
-like arrays.
+A kernel is an array [in_dim, out_dim] or an instance of a class below. Each class represents the
+array in another layout or format: packed for decoding steps, as 8-bit integers, or with a low-rank
+update (`low_rank.LowRankKernel`). All classes are pytrees, so kernels can be stacked, scanned over,
+jitted and vmapped like arrays.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,9 @@ from jaxtyping import Array, DTypeLike, Float, Int
 from jaxformer.functional.linear.products import STORED, contract
 from jaxformer.functional.symbolic import at_most
 
-FEW_ROWS = 64  # the most rows of x that a packed kernel multiplies part by part
+# In a product x W, a packed kernel multiplies each of its blocks of output features separately if x
+# has at most this many rows.
+FEW_ROWS = 64
 
 
 class Kernel:
@@ -26,17 +28,17 @@ class Kernel:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the represented array."""
-        raise TypeError(f"{type(self).__name__} has no shape")
+        raise TypeError(f"{type(self).__name__} must override the property `shape`")
 
     def times(
         self, x: Float[Array, "rows in_dim"], dtype: DTypeLike
     ) -> Float[Array, "rows out_dim"]:
         """Computes x W for x [rows, in_dim]; returns [rows, out_dim] in `dtype`."""
-        raise TypeError(f"{type(self).__name__} has no product")
+        raise TypeError(f"{type(self).__name__} must override the method `times`")
 
     def dense(self) -> Float[Array, "*layers in_dim out_dim"]:
         """Returns the represented array."""
-        raise TypeError(f"{type(self).__name__} has no dense form")
+        raise TypeError(f"{type(self).__name__} must override the method `dense`")
 
 
 AnyKernel = Float[Array, "..."] | Kernel
@@ -47,9 +49,10 @@ def product(
     kernel: Float[Array, "in_dim out_dim"] | Kernel,
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "rows out_dim"]:
-    """Computes x W with operands in the dtype of x; returns `dtype` (None: that of x).
+    """Computes x W with operands in the dtype of x.
 
-    Remat policy "dots" stores the result.
+    The product has `dtype`, which defaults to the dtype of x. The remat policy "dots" stores the
+    product for the backward pass.
     """
     if isinstance(kernel, Kernel):
         y = kernel.times(x, dtype or x.dtype)
@@ -59,7 +62,7 @@ def product(
 
 
 def dense(kernel: AnyKernel) -> Float[Array, "..."]:
-    """Returns the array that a kernel represents; an array represents itself."""
+    """Returns the array that a kernel represents; an array is returned unchanged."""
     return kernel.dense() if isinstance(kernel, Kernel) else kernel
 
 
@@ -71,15 +74,17 @@ def is_kernel(x: object) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PackedKernel(Kernel):
-    """Wᵀ split into equal parts [parts, rows, in_dim], with rows of zeros after the out_dim-th.
+    """Kernel packed for decoding: Wᵀ split into equal parts [parts, rows, in_dim].
 
-    This layout is for decoding steps, which read every weight for a few tokens. The weights of one
-    output are contiguous. With one part per core XLA:CPU computes the parts in parallel, whereas it
-    computes a single product with few columns on one thread. A step of GPT-2 124M with batch size 8
-    took 38 ms in this layout and 77 ms as x W (two cores, one run, medians).
+    Rows after the out_dim-th row are zero. A decoding step reads every weight, but processes only a
+    few tokens. In the packed layout, the weights of one output are contiguous. With one part per
+    core, XLA:CPU computes the parts in parallel, whereas a single product with few columns runs on
+    one thread. A step of GPT-2 124M with batch size 8 took 38 ms with packed kernels and 77 ms with
+    kernels [in_dim, out_dim] (two cores, one run, medians).
     """
 
-    parts: Any  # not annotated as an array: JAX also fills the fields with placeholders
+    # The annotation is Any, because JAX also fills the fields with placeholders.
+    parts: Any
     out_dim: int = field(metadata={"static": True})
 
     @property
@@ -90,11 +95,11 @@ class PackedKernel(Kernel):
     def times(
         self, x: Float[Array, "rows in_dim"], dtype: DTypeLike
     ) -> Float[Array, "rows out_dim"]:
-        """Multiplies part by part if x has at most FEW_ROWS rows, otherwise with one plain product.
+        """Computes x W. If x has at most FEW_ROWS rows, each part of W is multiplied separately.
 
-        A plain product uses all cores if there are many rows. It is also the only correct choice
-        there: XLA:CPU of jaxlib 0.10.2 compiles norm → broadcast over the parts → batched product
-        of 4,096 rows or more into a wrong program (docs/hazards.md).
+        With more rows, one product with the whole W uses all cores. For 4,096 rows or more, this
+        product is also necessary, because XLA:CPU of jaxlib 0.10.2 miscompiles the sequence norm →
+        broadcast over the parts → batched product (docs/hazards.md).
         """
         if not at_most(x.shape[0], FEW_ROWS):
             rows = self.parts.reshape(-1, x.shape[-1])[: self.out_dim]
@@ -117,16 +122,17 @@ def pack(kernel: AnyKernel, dtype: DTypeLike, parts: int) -> PackedKernel:
     return PackedKernel(jnp.pad(rows, padding).reshape(*layers, parts, -1, in_dim), out_dim)
 
 
-# The fewest inputs of a packed kernel. On two cores packing was faster with 512, not with 128.
+# Kernels with fewer inputs are not packed. On two cores, a packed kernel was faster than a plain
+# array with 512 inputs, but not with 128 inputs.
 _PACKED_INPUTS = 384
 
 
 def for_small_steps(kernel: AnyKernel, dtype: DTypeLike, parts: int) -> AnyKernel:
-    """Converts a kernel to the layout for decoding: packed into `parts` parts, in `dtype`.
+    """Converts a kernel to the layout for decoding, packed into `parts` parts in `dtype`.
 
-    Packed kernels and kernels of integers are returned unchanged. A kernel with few inputs becomes
-    a plain array in `dtype`: the product of a packed kernel must be transposed, which takes as long
-    as such a small product.
+    Packed kernels and int8 kernels are returned unchanged. A kernel with few inputs becomes a plain
+    array in `dtype`. The product of a packed kernel must be transposed, and with few inputs the
+    transposition takes as long as the product.
     """
     if isinstance(kernel, (PackedKernel, Int8Kernel)):
         return kernel
@@ -138,7 +144,7 @@ def for_small_steps(kernel: AnyKernel, dtype: DTypeLike, parts: int) -> AnyKerne
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Int8Kernel(Kernel):
-    """W[i, o] ≈ values[o, i] · scale[o] + offset[o].
+    """Int8 kernel: W[i, o] ≈ values[o, i] · scale[o] + offset[o].
 
     Attributes:
         values: int8 [*layers, out_dim, in_dim], −127 … 127.
@@ -159,18 +165,19 @@ class Int8Kernel(Kernel):
     def times(
         self, x: Float[Array, "rows in_dim"], dtype: DTypeLike
     ) -> Float[Array, "rows out_dim"]:
-        """Computes x W; scale and offset apply to sums, so each integer is multiplied once."""
-        # Without the barrier XLA moves the conversion, which does not depend on x, out of a
-        # decoding loop. Each step then reads four bytes a weight: 15 ms instead of 5 for GPT-2's
-        # logits on two cores.
+        """Computes x W; scale and offset are applied after the sums over inputs."""
+        # The barrier keeps the conversion of the weights inside a decoding loop. Outside of the
+        # loop, the conversion would make each step read four bytes per weight. GPT-2's logits would
+        # then take 8.2 ms instead of 5.4 ms (`experiments/hazards.py`).
         values, x = jax.lax.optimization_barrier((self.values, x))
         if not at_most(x.shape[0], FEW_ROWS):
             rows = values.astype(x.dtype)
             sums = contract("bi,oi->bo", x, rows, jnp.float32)
         else:
-            # XLA:CPU has no fast product of integers, or of operands that it converts first. Inside
-            # a multiply-and-reduce the conversion is free. A single row of x has no batch axis
-            # here: with one, jaxlib 0.10.2 took 20 to 40 times as long.
+            # XLA:CPU is slow at products of integers, and at products of operands that must be
+            # converted first. In an elementwise product followed by a sum, the conversion costs no
+            # time. A single row of x must not have a batch axis, because this axis made jaxlib
+            # 0.10.2 take 20 to 40 times as long.
             x32 = x.astype(jnp.float32)
             x32 = x32[0] if len(x) == 1 else x32[:, None]
             sums = (values * x32).sum(axis=-1).reshape(len(x), -1)
@@ -183,27 +190,29 @@ class Int8Kernel(Kernel):
 
 
 def quantize(kernel: Float[Array, "*layers in_dim out_dim"]) -> Int8Kernel:
-    """Returns the nearest `Int8Kernel`: 255 levels from an output's smallest weight to its largest.
+    """Quantizes a kernel to 255 levels between the smallest and the largest weight per output.
 
-    scale = (max_i W[i, o] − min_i W[i, o]) / 254, or 1 where float32 cannot represent that step,
-    and offset = (max + min) / 2. A weight's error is at most scale / 2 plus a rounding of float32.
+    For each output o, scale = (max_i W[i, o] − min_i W[i, o]) / 254, or 1 if float32 cannot
+    represent this step, and offset = (max + min) / 2. The error of a weight is at most scale / 2
+    plus float32 rounding.
     """
     rows = kernel.astype(jnp.float32).mT
     least, most = rows.min(axis=-1), rows.max(axis=-1)
-    offset = least / 2 + most / 2  # a sum might overflow
+    offset = least / 2 + most / 2  # least + most could overflow.
     step = most / 254 - least / 254
     scale = jnp.where(step > 0, step, 1.0)
     values = jnp.round((rows - offset[..., None]) / scale[..., None])
-    # If the range is only a few roundings of the offset, the offset is not in its middle.
+    # If the weights differ by only a few float32 steps, rounding moves the offset from the middle
+    # of their range, so values can exceed ±127.
     return Int8Kernel(jnp.clip(values, -127, 127).astype(jnp.int8), scale, offset)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Int8Table:
-    """A table of vectors: table[v] ≈ values[v] · scale[v] + offset[v].
+    """Int8 table of vectors: table[v] ≈ values[v] · scale[v] + offset[v].
 
-    Its transpose is an `Int8Kernel`.
+    The transpose of an `Int8Table` is an `Int8Kernel`.
 
     Attributes:
         values: int8 [rows, dim].
@@ -230,7 +239,7 @@ class Int8Table:
         return self.T.dense().mT
 
     def astype(self, dtype: DTypeLike) -> "Int8Table":
-        """Returns the table unchanged: callers cast the vectors that they look up."""
+        """Returns the table unchanged, because callers cast the vectors after the lookup."""
         return self
 
     def take(self, index: Int[Array, "*batch"]) -> Float[Array, "*batch dim"]:
@@ -244,6 +253,6 @@ class Int8Table:
 
 
 def quantize_table(table: Float[Array, "rows dim"]) -> Int8Table:
-    """Returns the nearest `Int8Table`, with a scale and an offset for each row."""
+    """Quantizes a table, with a scale and an offset for each row."""
     kernel = quantize(table.mT)
     return Int8Table(kernel.values, kernel.scale, kernel.offset)

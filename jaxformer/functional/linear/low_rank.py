@@ -1,4 +1,4 @@
-"""Kernels with a low-rank update (LoRA, Hu et al. 2021), and kernels side by side."""
+"""Kernels with a low-rank update (LoRA, Hu et al. 2021), and concatenation of kernels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from jaxformer.functional.linear.kernels import AnyKernel, Int8Kernel, Kernel, d
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LowRankKernel(Kernel):
-    """W + scale · A B with a frozen W and learned A and B.
+    """LoRA kernel: W + scale · A B with a frozen W and learned A and B.
 
     Attributes:
         frozen: W, any kernel; its gradient is zero.
@@ -55,21 +55,22 @@ def is_low_rank(x: object) -> bool:
 def init_low_rank(
     key: PRNGKeyArray, kernel: AnyKernel, rank: int, scale: float = 1.0
 ) -> LowRankKernel:
-    """Returns `kernel` with an update that is initially 0: A ~ N(0, 1/in_dim), B = 0."""
+    """Adds a LoRA update with A ~ N(0, 1/in_dim) and B = 0; the initial update is therefore 0."""
     *layers, in_dim, out_dim = kernel.shape
     if not 1 <= rank <= min(in_dim, out_dim):
         raise ValueError(
-            f"rank is {rank}; of a kernel [{in_dim}, {out_dim}] it must be in 1 … "
-            f"{min(in_dim, out_dim)}"
+            f"rank is {rank}; it must be in 1 … {min(in_dim, out_dim)} for a kernel of shape "
+            f"[{in_dim}, {out_dim}]"
         )
     down = jax.random.normal(key, (*layers, in_dim, rank), jnp.float32) / in_dim**0.5
     return LowRankKernel(kernel, down, jnp.zeros((*layers, rank, out_dim), jnp.float32), scale)
 
 
 def concatenate_kernels(kernels: Sequence[AnyKernel]) -> AnyKernel | None:
-    """Concatenates kernels of one input along their outputs; returns None if it cannot.
+    """Concatenates kernels that have the same input, along their output axis.
 
-    Kernels of a subclass are not concatenated: their product may differ.
+    Returns None if the kernels have formats that cannot be combined. Kernels of a subclass are not
+    concatenated, because their product may differ.
     """
     integers = [kernel for kernel in kernels if type(kernel) is Int8Kernel]
     if len(integers) == len(kernels):
@@ -85,11 +86,11 @@ def concatenate_kernels(kernels: Sequence[AnyKernel]) -> AnyKernel | None:
 
 
 def _concatenated_updates(kernels: Sequence[AnyKernel]) -> LowRankKernel | None:
-    """Concatenates kernels of which some are `LowRankKernel`s.
+    """Concatenates kernels, some of which are `LowRankKernel`s.
 
-    The joint update has the A of all kernels side by side and their B as diagonal blocks. Its rank
-    is the sum of the ranks. Returns None if the updates have different scales or the frozen kernels
-    cannot be concatenated.
+    The joint update concatenates the matrices A of all kernels, and has their matrices B as
+    diagonal blocks. The rank of the joint update is the sum of the kernels' ranks. Returns None if
+    the updates have different scales, or if the frozen kernels cannot be concatenated.
     """
     updates = [kernel for kernel in kernels if type(kernel) is LowRankKernel]
     frozen = concatenate_kernels(

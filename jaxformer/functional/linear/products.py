@@ -1,9 +1,10 @@
-"""Products of arrays, with float32 sums where the operands are bfloat16.
+"""Matrix products, with float32 sums for bfloat16 operands.
 
-On CPUs with instructions for bfloat16, XLA:CPU uses them only if both operands are bfloat16, the
-result is float32, and the left operand is contracted over its last axis (docs/hazards.md). JAX's
-gradients have float32 operands, and its vmap makes products that XLA:CPU cannot compute. So
-`product` has its own gradient and its own rule for vmap.
+On CPUs with bfloat16 instructions, XLA:CPU uses these instructions only under three conditions
+(docs/hazards.md): both operands are bfloat16, the result is float32, and the left operand is
+contracted over its last axis. The gradients that JAX derives have float32 operands, and JAX's vmap
+rule gives products that XLA:CPU cannot compute. Therefore `product` has a custom gradient and a
+custom rule for vmap.
 """
 
 from collections.abc import Callable
@@ -19,7 +20,8 @@ from jaxtyping import Array, DTypeLike, Float
 from jaxformer.functional.machine import gpu_generation, multiplies_bfloat16
 from jaxformer.functional.own_gradient import own_gradient
 
-STORED = "stored"  # the name of values that remat policy "dots" stores for the backward pass
+# The name of the values that the remat policy "dots" stores for the backward pass.
+STORED = "stored"
 
 
 def contract(
@@ -28,14 +30,15 @@ def contract(
     y: Float[Array, "*y_shape"],
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "*shape"]:
-    """Computes an einsum of two arrays; returns `dtype` (None: that of x).
+    """Computes an einsum of two arrays.
 
-    Sums of bfloat16 products are float32, in the two products that compute the gradients too. If
-    `jax.default_matmul_precision` is set or a library such as qwix has replaced `jnp.einsum`, the
-    products and their gradients are those of `jnp.einsum`.
+    Sums of bfloat16 products are float32, also in the two products that compute the gradients. If
+    `jax.default_matmul_precision` is set, or if a library such as qwix has replaced `jnp.einsum`,
+    `jnp.einsum` computes the product and its gradients.
 
     Args:
-        formula: such as "bi,io->bo". Each index occurs in the result or in both operands.
+        formula: an einsum formula such as "bi,io->bo". Each index must occur in the result or in
+            both operands.
         x: the left operand.
         y: the right operand.
         dtype: the dtype of the result.
@@ -45,9 +48,10 @@ def contract(
         if multiplies_bfloat16():
             return product(formula, dtype, x, y)
         if gpu_generation() >= 8:
-            # If the result is float32, its gradient is too. With this algorithm the products with
-            # it round it to bfloat16, which a GPU multiplies much faster. GPUs before Ampere lack
-            # the algorithm, and XLA:CPU cannot compile it for small products.
+            # The gradient of a float32 result is float32. The algorithm BF16_BF16_F32 makes the
+            # backward pass round this gradient to bfloat16, because GPUs multiply bfloat16 much
+            # faster. GPUs before Ampere lack the algorithm, and XLA:CPU cannot compile the
+            # algorithm for small products.
             algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
     return jnp.einsum(formula, x, y, precision=algorithm, preferred_element_type=dtype)
 
@@ -58,7 +62,8 @@ def _is_overridden() -> bool:
 
 
 def _identity(function: Callable[..., Array]) -> tuple[Callable[..., Array], CodeType | None]:
-    return function, getattr(function, "__code__", None)  # qwix replaces the code
+    # qwix replaces `jnp.einsum.__code__` and leaves the function object the same.
+    return function, getattr(function, "__code__", None)
 
 
 _EINSUM = _identity(jnp.einsum)
@@ -70,22 +75,22 @@ def product(
     """Computes an einsum of bfloat16 arrays with float32 sums, and rounds it to `dtype`.
 
     Args:
-        formula: as of `products.contract`.
+        formula: see `contract`.
         dtype: the dtype of the result.
         x: the left operand.
         y: the right operand.
 
     Raises:
-        ValueError: the formula has no "->".
+        ValueError: The formula does not contain "->".
     """
     return _product(_without_ellipsis(formula, x.ndim, y.ndim), dtype)(x, y)
 
 
 def _without_ellipsis(formula: str, x_axes: int, y_axes: int) -> str:
-    """Returns the formula with a letter for each axis."""
+    """Replaces the ellipsis of the formula by a letter for each axis."""
     inputs, arrow, result = formula.replace(" ", "").partition("->")
     if not arrow:
-        raise ValueError(f'the formula "{formula}" must have a "->"')
+        raise ValueError(f'the formula "{formula}" must contain "->"')
     names, axes = inputs.split(","), (x_axes, y_axes)
     counts = [
         n - len(name) + 3 if "..." in name else 0 for name, n in zip(names, axes, strict=True)
@@ -100,7 +105,7 @@ def _without_ellipsis(formula: str, x_axes: int, y_axes: int) -> str:
 
 @cache
 def _product(formula: str, dtype: jnp.dtype) -> Callable[[Array, Array], Array]:
-    """Returns the product with its own gradient."""
+    """Computes the product, with a custom gradient."""
 
     @jax.custom_jvp
     def function(x: Array, y: Array) -> Array:
@@ -110,8 +115,9 @@ def _product(formula: str, dtype: jnp.dtype) -> Callable[[Array, Array], Array]:
         x, y = (z.astype(jnp.float32) for z in (x, y))
         return jnp.einsum(formula, x, y).astype(dtype)
 
-    # JAX cannot transpose a function with its own rule for `jax.vmap`, as reverse mode over forward
-    # mode requires. XLA:CPU computes products of float32 in every order of axes.
+    # Forward mode uses `in_float32`. Reverse mode over forward mode transposes this function, and
+    # JAX cannot transpose `_einsum`, which has a custom vmap rule. Plain einsum is correct here,
+    # because XLA:CPU supports every order of the axes of float32 operands.
     function.defjvps(lambda dx, _, x, y: in_float32(dx, y), lambda dy, _, x, y: in_float32(x, dy))
 
     def forward(x: Array, y: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -132,7 +138,7 @@ def _backward(
 
 
 def _names(formula: str) -> tuple[str, str, str]:
-    """Returns the indices of both operands and of the result."""
+    """Returns the index letters of both operands and of the result of an einsum formula."""
     inputs, _, result = formula.partition("->")
     of_x, _, of_y = inputs.partition(",")
     return of_x, of_y, result
@@ -140,7 +146,7 @@ def _names(formula: str) -> tuple[str, str, str]:
 
 @cache
 def _einsum(formula: str) -> Callable[[Array, Array], Array]:
-    """Returns the einsum with a float32 result, which has its own rule for `jax.vmap`."""
+    """Computes the einsum with a float32 result and a custom vmap rule."""
     einsum = custom_vmap(partial(_plain_einsum, formula))
     einsum.def_vmap(partial(_batched_einsum, formula))
     return einsum
@@ -149,18 +155,19 @@ def _einsum(formula: str) -> Callable[[Array, Array], Array]:
 def _plain_einsum(formula: str, x: Array, y: Array) -> Array:
     of_x, of_y, result = _names(formula)
     own = [i for i in result if (i in of_x) != (i in of_y)]
-    if own and own[0] in of_y:  # y has the rows of the result, so it is the left operand
+    if own and own[0] in of_y:  # The left operand must have the rows of the result.
         of_x, of_y, x, y = of_y, of_x, y, x
     contracted = [i for i in of_x if i not in result]
     if len(contracted) == 1 and of_x[-1] in own:
-        # As in the gradient of weights, "bi,bo->io". XLA:CPU would convert both to float32.
+        # Without this transposition, XLA:CPU would convert both operands to float32, for example in
+        # "bi,bo->io", the gradient of weights.
         order = of_x.replace(contracted[0], "") + contracted[0]
         of_x, x = order, _transposed(x, tuple(map(of_x.index, order)))
     return jnp.einsum(f"{of_x},{of_y}->{result}", x, y, preferred_element_type=jnp.float32)
 
 
 def _transposed(x: Array, axes: tuple[int, ...]) -> Array:
-    """Transposes in memory. XLA would merge a plain transposition with the product."""
+    """Transposes x in memory, because XLA would fuse a plain transposition with the product."""
     moved = jax.lax.optimization_barrier(x[..., None].transpose(*axes, x.ndim))
     return moved.reshape(moved.shape[:-1])
 
@@ -168,11 +175,12 @@ def _transposed(x: Array, axes: tuple[int, ...]) -> Array:
 def _batched_einsum(
     formula: str, size: int, is_batched: list[bool], x: Array, y: Array
 ) -> tuple[Array, bool]:
-    """Computes the einsum where one or both operands have a batch axis 0; the result has one.
+    """Computes the einsum for operands with a batch axis 0, as the vmap rule of `_einsum`.
 
-    XLA:CPU cannot compute some products of JAX's rule, such as "nbo,bi->nio" with batch axis n.
-    Here n is merged with an axis o that only this operand has, so the formula stays the same. The
-    axis of the result is split again.
+    XLA:CPU cannot compute some products of JAX's own rule, such as "nbo,bi->nio" with batch axis n.
+    If only one operand has the batch axis n, the function merges n with an axis o that the other
+    operand lacks. The formula of the einsum remains the same, and the function splits the merged
+    axis of the result.
     """
     *names, result = _names(formula)
     operands = [x, y]
@@ -190,11 +198,11 @@ def _batched_einsum(
 
 
 def _join(x: Array, axis: int) -> Array:
-    """Joins axis 0 with the one that is `axis` without it."""
+    """Merges axis 0 into the axis with index `axis` among the remaining axes."""
     x = jnp.moveaxis(x, 0, axis)
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 def _split(x: Array, axis: int, sizes: tuple[int, int]) -> Array:
-    """Undoes `_join`."""
+    """Splits the axis that `_join` has merged."""
     return jnp.moveaxis(x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :]), axis, 0)

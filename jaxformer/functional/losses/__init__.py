@@ -1,1 +1,1 @@
-"""Losses, and the tokens that they are taken over."""
+"""Losses, and the choice of masked tokens."""

@@ -23,16 +23,17 @@ from jaxformer.functional.losses.cross_entropy import (
 from jaxformer.functional.own_gradient import own_gradient
 from jaxformer.functional.placement import vary_alike
 
-Head = dict[str, Any]  # the kernel of the output map and, if it has one, its bias
+# The kernel and the optional bias of the output head.
+Head = dict[str, Any]
 
 
 class Losses(NamedTuple):
-    """Weighted sums of the losses of tokens.
+    """Weighted sums of token losses.
 
     Attributes:
-        loss: the sum with label smoothing, which has gradients.
-        unsmoothed: the sum without label smoothing, to be compared with other losses; it has no
-            gradients.
+        loss: the weighted sum of the losses with label smoothing.
+        unsmoothed: the weighted sum of the losses without label smoothing, for comparison with
+            other losses; the gradient of `unsmoothed` is zero.
     """
 
     loss: Float[Array, ""]
@@ -65,26 +66,26 @@ def chunked_cross_entropy(
     label_smoothing: float = 0.0,
     chunk: int = 1024,
 ) -> Float[Array, ""]:
-    """Computes cross_entropy(hidden @ kernel + bias, …) without all logits in memory at once.
+    """Computes cross_entropy(hidden @ kernel + bias, …) without storing all logits.
 
-    A chunk has about `chunk` tokens, the same positions of all rows. For a gradient, the same sweep
-    computes loss and gradient while the logits of a chunk are in memory, so that each product is
-    computed once. It stores the gradients of `hidden`, `kernel` and `bias`, never [tokens, vocab]
-    in float32.
+    A chunk has about `chunk` tokens, at the same positions of all sequences. Under
+    differentiation, one loop over chunks computes losses and gradients, so the logits of a chunk
+    are computed only once. The loop stores the gradients of `hidden`, `kernel` and `bias`, never a
+    float32 array [tokens, vocab].
 
     Args:
         hidden: the input of the head.
-        kernel: the matrix of the head.
+        kernel: the kernel of the head.
         targets: see `cross_entropy`.
         weights: see `cross_entropy`.
-        bias: the bias of the head; None: no bias.
-        cap: replaces logits y by cap · tanh(y / cap); None: no cap.
+        bias: the bias of the head, or None.
+        cap: soft cap of the logits, which replaces y by cap · tanh(y / cap), or None.
         label_smoothing: see `token_losses`.
-        chunk: number of tokens of a chunk.
+        chunk: the number of tokens of a chunk.
     """
     weights = jnp.ones(targets.shape, jnp.float32) if weights is None else weights
     weights = weights.astype(jnp.float32)
-    # Weights that add up to 1: the gradients below then need no pass that scales them.
+    # The weights are divided by their sum, so that gradients need not be scaled later.
     shares = weighted_mean(weights, weights.sum())
     sums = chunked_weighted_sums(
         hidden, kernel, targets, shares, bias, cap, label_smoothing, chunk=chunk
@@ -126,12 +127,12 @@ def chunked_token_losses(
     parts = _in_chunks(chunk, hidden, targets)
     head = {"kernel": kernel} if bias is None else {"kernel": kernel, "bias": bias}
 
-    def of_part(
+    def chunk_losses(
         part: tuple[Float[Array, "*batch size dim"], Int[Array, "*batch size"]],
     ) -> Float[Array, "*batch size"]:
         return token_losses(_logits(head, cap, part[0]), part[1])
 
-    return _joined(jax.lax.map(of_part, parts), targets.shape[-1])
+    return _joined(jax.lax.map(chunk_losses, parts), targets.shape[-1])
 
 
 def _in_chunks(
@@ -139,9 +140,9 @@ def _in_chunks(
 ) -> tuple[Shaped[Array, "..."], ...]:
     """Splits arrays along the length into chunks of about `chunk` tokens, padded with zeros.
 
-    The results are [chunks, *batch, size, …]: each chunk has `size` positions of all rows. `hidden`
-    is [*batch, length, dim], the arrays of `by_token` are [*batch, length]. The split is along the
-    length and not from row to row, so that a batch that is sharded over devices does not move.
+    The results are [chunks, *batch, size, …], where each chunk has `size` positions of all
+    sequences. `hidden` is [*batch, length, dim], and the arrays of `by_token` are [*batch, length].
+    The split is along the length, so that a batch that is sharded over devices need not move.
     """
     *batch, length, _ = hidden.shape
     positions = max(1, chunk // max(1, math.prod(batch)))
@@ -160,7 +161,7 @@ def _in_chunks(
 def _joined(
     losses: Float[Array, "chunks *batch size"], length: int
 ) -> Float[Array, "*batch length"]:
-    """Joins chunks: [chunks, *batch, size] → [*batch, length]."""
+    """Concatenates the losses of the chunks along the length, and removes the padding."""
     losses = jnp.moveaxis(losses, 0, -2)
     return losses.reshape(*losses.shape[:-2], -1)[..., :length]
 
@@ -182,7 +183,7 @@ def _chunk_loss(
     """Computes the losses of a chunk from float32 products hidden @ kernel.
 
     Returns:
-        (the summed loss, (the loss of each token, the summed loss without label smoothing)).
+        (sum of the losses, (loss of each token, sum of the losses without label smoothing)).
     """
     logits = products if bias is None else products + bias.astype(products.dtype)
     losses, plain = smoothed_and_plain(soft_cap(logits, cap), targets, label_smoothing)
@@ -192,7 +193,7 @@ def _chunk_loss(
 def _multiply(
     floats: Head, fixed: Head, hidden: Float[Array, "*batch dim"], dtype: DTypeLike
 ) -> Float[Array, "*batch vocab"]:
-    """Computes hidden @ kernel; the leaves of the kernel are in `floats` or in `fixed`."""
+    """Computes hidden @ kernel for a kernel that is split into float leaves and other leaves."""
     head = jax.tree.map(lambda x, y: y if x is None else x, floats, fixed, is_leaf=_is_none)
     return linear({"kernel": head["kernel"]}, hidden, dtype)
 
@@ -204,10 +205,10 @@ def _chunk_gradients(
     cap: float | None,
     label_smoothing: float,
 ) -> tuple[Losses, Float[Array, "*batch"], Head, Float[Array, "*batch dim"]]:
-    """Computes the losses of a chunk, and the gradients of head and hidden.
+    """Computes the losses of a chunk, and the gradients with respect to the head and `hidden`.
 
     Returns:
-        (the sums of the losses, the loss of each token, the gradients of head and hidden).
+        (sums of the losses, loss of each token, gradients of the head and of `hidden`).
     """
     hidden, targets, weights = part
     products = _multiply(floats, fixed, hidden, jnp.float32)
@@ -215,9 +216,9 @@ def _chunk_gradients(
     (loss, (losses, plain)), (d_products, d_bias) = gradient(
         products, floats.get("bias"), targets, weights, cap, label_smoothing
     )
-    # `products` is float32, so its gradient is too, and products with it would be slow. This
-    # multiplication has a result in the dtype of `hidden`, and so have its gradients. Its result is
-    # not used, so XLA does not compute it.
+    # `products` and its gradient are float32, and matrix products with a float32 gradient would be
+    # slow. The gradients are therefore those of the same matrix product in the dtype of `hidden`.
+    # XLA does not compute the unused result of this product.
     multiply = partial(_multiply, dtype=hidden.dtype)
     _, pull_back = jax.vjp(lambda x, y: multiply(x, fixed, y), floats, hidden)
     d_head, d_hidden = pull_back(d_products.astype(hidden.dtype))
@@ -226,7 +227,7 @@ def _chunk_gradients(
 
 
 def _zeros_to_add_to(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Returns zeros in float32, or in float64 if x is."""
+    """Returns zeros like x in float32, or in float64 if x is float64."""
     return jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -235,9 +236,9 @@ def _is_none(x: object) -> bool:
 
 
 def _floats_and_others(tree: Head) -> Iterator[Any]:
-    """Returns the tree of floats and that of the remaining leaves, since integers have no gradient.
+    """Splits a tree into a tree of its float leaves and a tree of its other leaves.
 
-    Each tree has None where the other one has a leaf.
+    Only floats have gradients. Each tree has None in place of the leaves of the other tree.
     """
     is_float = jax.tree.map(lambda x: jnp.issubdtype(x.dtype, jnp.floating), tree)
     return (
@@ -283,7 +284,7 @@ def _summed_losses_forward(
         found, losses, d_head, d_hidden = _chunk_gradients(
             floats, fixed, part, cap, label_smoothing
         )
-        # The derivative of the sum with respect to a weight is that token's loss.
+        # The derivative of the sum with respect to a token's weight is the token's loss.
         d_weights = jnp.where(part[2] != 0, losses, 0.0)
         return jax.tree.map(jnp.add, carry, (found, d_head)), (d_hidden, d_weights)
 

@@ -1,7 +1,7 @@
-"""Cross-entropy: −log P(target), averaged over the tokens that count.
+"""Cross-entropy: the weighted mean of −log P(target) over tokens.
 
-Everything here is float32 whatever the dtype of the logits. Output i is scored against target i:
-the caller shifts the targets.
+All computations are float32, also for logits of another dtype. Logits i are compared with target i,
+so the caller must shift the targets.
 """
 
 from numbers import Real
@@ -20,9 +20,9 @@ def token_losses(
     targets: Int[Array, "*batch"],
     label_smoothing: float = 0.0,
 ) -> Float[Array, "*batch"]:
-    """Computes −Σ_v q_v log softmax(logits)_v in nats, q = (1 − ε) one-hot(target) + ε / vocab.
+    """Computes −Σ_v q_v log softmax(logits)_v in nats.
 
-    The loss of a target outside 0 … vocab − 1 is NaN, not that of another class.
+    Here q = (1 − ε) one-hot(target) + ε / vocab. The loss of a target outside 0 … vocab − 1 is NaN.
 
     Args:
         logits: one vector for each token.
@@ -37,15 +37,16 @@ def smoothed_and_plain(
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     """Returns `token_losses` with and without label smoothing.
 
-    The least possible loss with label smoothing is above 0, so only the loss without it can be
-    compared with a held-out loss.
+    With label smoothing, the smallest possible loss is above 0, so only the loss without label
+    smoothing can be compared with a held-out loss.
     """
     logits = logits.astype(jnp.float32)
     total = jax.nn.logsumexp(logits, axis=-1)
     is_id = (targets >= 0) & (targets < logits.shape[-1])
     is_target = jnp.asarray(targets)[..., None] == jnp.arange(logits.shape[-1], dtype=jnp.int32)
-    # A sum, not a lookup: the gradient of a lookup writes an array of zeros and one logit per token
-    # to memory, that of the sum is computed together with the gradient of `total`.
+    # This masked sum replaces a lookup, whose gradient would write an additional array of the size
+    # of the logits to memory. XLA fuses the gradient of the masked sum with the gradient
+    # of `total`.
     picked = jnp.where(is_target, logits, 0.0).sum(axis=-1)
     picked = jnp.where(is_id, picked, jnp.nan)
     if not label_smoothing:
@@ -65,14 +66,18 @@ def check_targets(
     targets: Integer[Any, "*batch"],
     weights: Shaped[Any, "*weighted"] | None,
 ) -> None:
-    """Raises ValueError if targets or weights do not fit logits of this shape.
+    """Raises ValueError if the targets or the weights do not fit logits of this shape.
 
-    A target that counts must be a class; inside jit, where its value is unknown, its loss is NaN.
+    Targets with a weight above 0 must be in 0 … vocab_size − 1. Inside jit, where values are
+    unknown, the loss of an invalid target is NaN.
     """
     *batch, vocab_size = shape
     for name, array in (("targets", targets), ("weights", weights)):
         if array is not None and list(array.shape) != batch:
-            raise ValueError(f"{name} are {array.shape}; outputs are {tuple(batch)}")
+            raise ValueError(
+                f"{name} has shape {array.shape}; it must have the shape {tuple(batch)} of the "
+                "logits without their last axis"
+            )
     if isinstance(targets, jax.core.Tracer) or isinstance(weights, jax.core.Tracer):
         return
     counted = np.asarray(targets)
@@ -80,7 +85,7 @@ def check_targets(
         counted = counted[np.asarray(weights) != 0]
     outside = counted[(counted < 0) | (counted >= vocab_size)]
     if outside.size:
-        raise ValueError(f"targets hold {outside[0]}; it must be in 0 … {vocab_size - 1}")
+        raise ValueError(f"targets contains {outside[0]}; a target must be in 0 … {vocab_size - 1}")
 
 
 def _check_losses(
@@ -102,18 +107,18 @@ def cross_entropy(
 ) -> Float[Array, ""]:
     """Computes Σ w_i loss_i / Σ w_i in nats per token; 0 if Σ w_i is 0.
 
-    The average is over tokens, not over rows: a batch of unequal lengths has the same loss as its
-    tokens in any other arrangement.
+    The loss is the average over all tokens of the batch, so it does not depend on how tokens are
+    distributed over sequences.
 
     Args:
         logits: one vector for each token.
-        targets: ids of the classes. A target of weight 0 may have any value, such as −100.
-        weights: 1 for tokens to learn, 0 for the rest, such as padding; None: all 1.
+        targets: ids of the classes. Targets with weight 0 may have any value, such as −100.
+        weights: 1 for tokens to learn, 0 for other tokens, such as padding; all 1 if None.
         label_smoothing: see `token_losses`.
 
     Raises:
-        ValueError: a target that counts is out of range (inside jit the loss is NaN instead), or a
-            shape does not fit.
+        ValueError: A target with a weight above 0 is out of range (inside jit, the loss is NaN
+            instead), or shapes do not fit.
     """
     losses = token_losses(logits, targets, label_smoothing)
     return weighted_mean(*weighted_sum(losses, weights))
@@ -122,7 +127,7 @@ def cross_entropy(
 def weighted_sum(
     losses: Float[Array, "*batch"], weights: Shaped[Array, "*batch"] | None
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the weighted sum of the losses and the sum of the weights; None: all are 1."""
+    """Returns (Σ w_i loss_i, Σ w_i); every weight w_i is 1 if `weights` is None."""
     if weights is None:
         return losses.sum(), jnp.float32(losses.size)
     weights = weights.astype(jnp.float32)
@@ -130,5 +135,5 @@ def weighted_sum(
 
 
 def weighted_mean(total: Float[Array, "*shape"], count: Float[Array, ""]) -> Float[Array, "*shape"]:
-    """Returns total / count, or total (0) if nothing counts."""
+    """Returns total / count; 0 if `count` is 0."""
     return total / jnp.where(count == 0, 1.0, count)

@@ -1,4 +1,4 @@
-"""Masked-token training: hides tokens that an encoder learns to predict from both sides."""
+"""Masked language modelling: replaces tokens that an encoder learns to predict."""
 
 from collections.abc import Sequence
 
@@ -15,26 +15,27 @@ def mask_tokens(
     vocab_size: int,
     *,
     rate: float = 0.15,
-    segments: Int[Array, "*batch length"] | None = None,
+    segment_ids: Int[Array, "*batch length"] | None = None,
     special: Sequence[int] = (),
 ) -> tuple[Int[Array, "*batch length"], Float[Array, "*batch length"]]:
-    """Chooses each token as a target with probability `rate`, and hides most targets.
+    """Chooses each token as a target with probability `rate`, and masks most targets.
 
-    Of the chosen tokens 80% become `mask_token`, 10% become a random token and 10% remain
-    unchanged, so that training does not show the model masks alone.
+    Of the chosen tokens, 80% become `mask_token`, 10% become a random token and 10% remain
+    unchanged. The model therefore also learns predictions at positions without `mask_token`.
 
     Args:
         key: a random key.
-        tokens: ids.
-        mask_token: the id that stands for a hidden token.
-        vocab_size: random tokens are below it.
+        tokens: the token ids.
+        mask_token: the id that replaces masked tokens.
+        vocab_size: the number of token ids, for random tokens.
         rate: the probability that a token is chosen.
-        segments: 0 marks tokens that are never chosen, such as padding; None: any may be chosen.
+        segment_ids: 0 for tokens that are never chosen, such as padding; all tokens may be chosen
+            if None.
         special: ids that are never chosen and never drawn as a random token, such as [CLS] and
-            [SEP]. `mask_token` always counts as special.
+            [SEP]. The function adds `mask_token` to `special`.
 
     Returns:
-        (inputs, weights): the partly hidden tokens, and a float that is 1 for each chosen token.
+        (inputs, weights): the partly masked tokens, and a float that is 1 for each chosen token.
 
     Raises:
         ValueError: `rate` or `mask_token` is out of range, or every id is special.
@@ -53,13 +54,13 @@ def mask_tokens(
     chosen = jax.random.bernoulli(chosen_key, jnp.float32(rate), tokens.shape) & ~jnp.isin(
         tokens, excluded
     )
-    if segments is not None:
-        chosen &= segments != 0
+    if segment_ids is not None:
+        chosen &= segment_ids != 0
     how = jax.random.uniform(how_key, tokens.shape, jnp.float32)
     number = jax.random.randint(
         other_key, tokens.shape, 0, vocab_size - len(excluded), tokens.dtype
     )
-    # The n-th ordinary id is n plus the number of special ids below it.
+    # The n-th ordinary id is n plus the number of special ids below this id.
     below = jnp.searchsorted(excluded - np.arange(len(excluded)), number, side="right")
     other = number + below.astype(tokens.dtype)
     replaced = jnp.where(how < 0.8, mask_token, jnp.where(how < 0.9, other, tokens))

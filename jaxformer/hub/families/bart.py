@@ -9,8 +9,8 @@ from functools import partial
 
 import numpy as np
 
+from jaxformer.hub.checkpoint_format import CheckpointFormat, Constant, Field, required
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
-from jaxformer.hub.family import Constant, Family, Field, required
 from jaxformer.hub.table import table
 from jaxformer.models.config import EncoderDecoderConfig
 
@@ -53,7 +53,7 @@ SIZES = {
 FIXED = {"norm_position": "post", "share_embeddings": True, "head_bias": True}
 DEMANDED = {"tie_word_embeddings": True, "is_decoder": False}
 REPEATED = {"num_hidden_layers": "encoder_layers"}
-BART = Family(
+BART = CheckpointFormat(
     "bart",
     EncoderDecoderConfig,
     {"BartForConditionalGeneration": {"head_bias": True}, "BartModel": {"head_bias": False}},
@@ -72,12 +72,13 @@ def sinusoids(shape: tuple[int, int]) -> np.ndarray:
     """Returns the table of sinusoids [length, dim]."""
     length, dim = shape
     frequencies = 10_000.0 ** (-2 * np.arange(dim // 2) / dim)
-    angles = np.arange(length)[:, None] * frequencies  # float64, as in transformers
+    # The angles are float64, as in transformers.
+    angles = np.arange(length)[:, None] * frequencies
     return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
 def positions(config: EncoderDecoderConfig, is_saved: bool = True) -> dict[str, Constant]:
-    """Returns the tables of sinusoids, which their class computes and does not train."""
+    """Returns the sinusoid tables, which transformers computes and does not train."""
     table = Constant((config.max_length, config.embed_dim), sinusoids, is_saved)
     return {f"model.{stack}.embed_positions.weight": table for stack in ("encoder", "decoder")}
 

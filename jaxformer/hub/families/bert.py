@@ -1,19 +1,20 @@
-"""BERT (Devlin et al. 2019), RoBERTa, XLM-R and DistilBERT, which are post-norm, and ModernBERT.
+"""BERT (Devlin et al. 2019), RoBERTa, XLM-R, DistilBERT and ModernBERT.
 
-ModernBERT (Warner et al. 2024) has rotary positions, and two-sided windows in most layers.
+ModernBERT (Warner et al. 2024) has rotary positions, and two-sided windows in most layers. BERT,
+RoBERTa, XLM-R and DistilBERT are post-norm.
 """
 
 from dataclasses import replace
 
+from jaxformer.hub.checkpoint_format import USUAL, CheckpointFormat, Field, Part, required
 from jaxformer.hub.families.gpt2 import ACTIVATIONS
-from jaxformer.hub.family import USUAL, Family, Field, Part, required
 from jaxformer.hub.options import Options
 from jaxformer.hub.positions import GLOBAL, LOCAL, RotaryByType, Window, layers_part
 from jaxformer.hub.table import Row, table
 from jaxformer.models.config import EncoderConfig
 
 FIXED = {"norm_position": "post", "embedding_norm": True, "tie_embeddings": True}
-# Names of a norm's parameters in files from before 2019.
+# Files from before 2019 use these names for the parameters of a norm.
 OLDER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 MASKED = {"transform": True, "head_bias": True, "pooler": False, "num_labels": 0}
 BARE = {"transform": False, "head_bias": False, "pooler": True, "num_labels": 0}
@@ -51,22 +52,22 @@ DEMANDED = {
 
 
 def named_class(options: Options) -> str:
-    """Returns the name of the file's class; "" if the file has none."""
+    """Returns the class name in the file, or "" if the file has no class name."""
     named = options.options.get("architectures") or ""
     return str(named[0] if isinstance(named, list) else named)
 
 
 def read_labels(options: Options) -> dict:
     """Reads the number of token types and, for a classifier, the number of labels."""
-    token_types = options.whole("type_vocab_size", 2, least=1)
+    types = options.whole("type_vocab_size", 2, least=1)
     named = options.options.get("id2label")
     labels = len(named) if isinstance(named, dict) else options.whole("num_labels", 2)
     is_classifier = named_class(options).endswith("ForSequenceClassification")
-    return {"num_token_types": token_types} | ({"num_labels": labels} if is_classifier else {})
+    return {"num_token_types": types} | ({"num_labels": labels} if is_classifier else {})
 
 
 def write_labels(config: EncoderConfig) -> dict:
-    """Returns generic label names for a classifier."""
+    """Returns generic label names for a classifier, such as LABEL_0."""
     if not config.num_labels or config.transform:
         return {}
     names = {str(n): f"LABEL_{n}" for n in range(config.num_labels)}
@@ -87,12 +88,12 @@ BERT_HEADS = """
 
 
 def bert_rows(config: EncoderConfig) -> tuple[Row, ...]:
-    """Returns the table of BERT. BertForPreTraining names its classifier differently."""
+    """Returns the table of BERT; the classifier's name depends on the class."""
     labels = "cls.seq_relationship" if config.transform else "classifier"
     return table(EMBEDDINGS + LAYERS + BERT_HEADS, BASE="bert", LABELS=labels)
 
 
-BERT = Family(
+BERT = CheckpointFormat(
     "bert",
     EncoderConfig,
     {
@@ -116,7 +117,7 @@ BERT = Family(
     not_implemented=("embedding_size",),
 )
 
-# ---- RoBERTa and XLM-R: the first position is 2
+# ---- RoBERTa and XLM-R, whose positions start at 2
 
 ROBERTA_HEADS = """
     pooler                      POOLER
@@ -128,13 +129,13 @@ ROBERTA_HEADS = """
 
 
 def roberta_rows(config: EncoderConfig) -> tuple[Row, ...]:
-    """Returns the table of RoBERTa. A classifier names its pooler differently."""
+    """Returns the table of RoBERTa; the pooler's name depends on the class."""
     pooler = "classifier.dense" if config.num_labels else "roberta.pooler.dense"
     return table(EMBEDDINGS + LAYERS + ROBERTA_HEADS, BASE="roberta", POOLER=pooler)
 
 
 def read_roberta(options: Options) -> dict:
-    """Reads the positions: the first one is `pad_token_id + 1`."""
+    """Reads the number of positions; the first position is `pad_token_id + 1`."""
     offset = options.whole("pad_token_id", 1) + 1
     length = options.whole("max_position_embeddings", 512) - offset
     if length < 1:
@@ -143,7 +144,7 @@ def read_roberta(options: Options) -> dict:
 
 
 def write_roberta(config: EncoderConfig) -> dict:
-    """Returns the options that `read_roberta` reads."""
+    """Converts a config to the options that `read_roberta` reads."""
     rows = config.max_length + config.position_offset
     return {"pad_token_id": config.position_offset - 1, "max_position_embeddings": rows}
 
@@ -154,13 +155,13 @@ def read_roberta_head(options: Options) -> dict:
     is_masked = (named_class(options) or "ForMaskedLM").endswith("ForMaskedLM")
     if is_masked and activation != "gelu":
         raise options.error(
-            "hidden_act", "its head for masked tokens has 'gelu', so it must be that"
+            "hidden_act", "it must be 'gelu', the activation of the masked-token head"
         )
     return {}
 
 
-def roberta(model_type: str, model: str) -> Family:
-    """Returns RoBERTa or a family with the same layout."""
+def roberta(model_type: str, model: str) -> CheckpointFormat:
+    """Returns the checkpoint format of RoBERTa or of a family with the same layout."""
     return replace(
         BERT,
         model_type=model_type,
@@ -195,7 +196,7 @@ DISTILBERT = """
 """
 
 
-DISTIL = Family(
+DISTIL = CheckpointFormat(
     "distilbert",
     EncoderConfig,
     {"DistilBertForMaskedLM": MASKED, "DistilBertModel": BARE | {"pooler": False}},
@@ -236,33 +237,33 @@ GATE = Field("activation", "gelu", GATES)
 
 
 def modern_types(options: Options, num_layers: int, window: int | None) -> list[str]:
-    """Returns the types of the layers: by default every third one is global."""
+    """Returns the types of the layers; by default, every third layer is global."""
     period = options.whole("global_attn_every_n_layers", 3, least=1)
     return [LOCAL if layer % period else GLOBAL for layer in range(num_layers)]
 
 
 def read_window(options: Options) -> int:
-    """Reads the window. Their option counts both sides together, our field one side."""
+    """Returns the window size per side, which is half of the value of local_attention."""
     return options.whole("local_attention", 128) // 2
 
 
 def write_window(window: int | None) -> dict:
-    """Returns the option that `read_window` reads."""
+    """Converts a window to the option that `read_window` reads."""
     return {"local_attention": 128 if window is None else 2 * window}
 
 
 def read_head(options: Options) -> dict:
-    """Checks that the head's activation is that of the layers. Both have the same default."""
+    """Checks that the head and the layers have the same activation function."""
     own = options.choice("classifier_activation", GATES, "gelu")
     if own != options.choice("hidden_activation", GATES, "gelu"):
-        raise options.error("classifier_activation", "it must be hidden_activation")
+        raise options.error("classifier_activation", "it must be equal to hidden_activation")
     return {}
 
 
 BASES = {GLOBAL: 160_000.0, LOCAL: 10_000.0}
 BASE_OPTIONS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
 MODERN_ROTARY = RotaryByType(BASES, BASE_OPTIONS, (GLOBAL, LOCAL))
-MODERNBERT = Family(
+MODERNBERT = CheckpointFormat(
     "modernbert",
     EncoderConfig,
     {"ModernBertForMaskedLM": MASKED, "ModernBertModel": BARE | {"pooler": False}},

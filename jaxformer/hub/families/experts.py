@@ -1,8 +1,9 @@
-"""Mixtures of experts with Llama's other layers: Mixtral, OLMoE, Qwen 2 and 3 MoE, and gpt-oss.
+"""Mixture-of-experts variants of Llama: Mixtral, OLMoE, Qwen 2 and 3 MoE, and gpt-oss.
 
-gpt-oss (OpenAI 2025, arXiv:2508.10925) also has sinks, and windows in every other layer.
+gpt-oss (OpenAI 2025, arXiv:2508.10925) also has attention sinks, and windows in every other layer.
 """
 
+from jaxformer.hub.checkpoint_format import Field, Part
 from jaxformer.hub.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -11,14 +12,13 @@ from jaxformer.hub.families.llama import (
     NORMS,
     ROTARY,
     epsilon,
-    family,
     head_dim,
     kv_heads,
     length,
+    llama_like,
     window,
     window_if_used,
 )
-from jaxformer.hub.family import Field, Part
 from jaxformer.hub.options import Options, pattern, per_layer
 from jaxformer.hub.positions import GLOBAL, LOCAL, Rotary, Window, every_nth_global, layers_part
 from jaxformer.hub.table import table
@@ -54,28 +54,29 @@ GPT_OSS = table("""
 
 
 def experts_part(option: str, other: str, default: int) -> Part:
-    """Returns the part for the number of experts, which has two names in files.
+    """Returns the `Part` for the number of experts, for which files use two option names.
 
     Args:
-        option: The name to write.
-        other: The other name.
-        default: The number if both are missing.
+        option: The option name that export writes.
+        other: The alternative option name.
+        default: The number of experts if config.json sets neither option.
     """
 
     def read(options: Options) -> dict:
         options.ignore(
             *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),
-            because="they act in training only",
+            because="these options are used only in training",
         )
         number = options.whole(other, options.whole(option, default, least=1), least=1)
         if options.whole(option, number) != number:
-            raise options.error(option, f"{other} is {number}; both must be equal")
+            raise options.error(option, f"{other} is {number}; the two options must be equal")
         return {"num_experts": number}
 
     def write(config: DecoderConfig) -> dict:
         if not config.has_experts:
             raise ValueError(
-                f"num_experts is 0, there {default}; mlp_dim is {config.mlp_dim}, there unused"
+                f"num_experts is 0 in jaxformer, but {default} in transformers, where mlp_dim "
+                f"({config.mlp_dim}) has no effect"
             )
         return {option: max(entries(config.num_experts))}
 
@@ -83,10 +84,10 @@ def experts_part(option: str, other: str, default: int) -> Part:
 
 
 def qwen_part(default: int) -> Part:
-    """Returns the part for the number of experts and for the layers that have none.
+    """Returns the `Part` for the number of experts of each layer; 0 for a layer without experts.
 
     Args:
-        default: The number if it is missing.
+        default: The number of experts if the option is missing.
     """
     usual = experts_part("num_experts", "num_local_experts", default)
 
@@ -95,7 +96,7 @@ def qwen_part(default: int) -> Part:
         step = options.whole("decoder_sparse_step", 1, least=1)
         dense = options.take("mlp_only_layers", [])
         if not isinstance(dense, list) or not all(type(x) is int for x in dense):
-            raise options.error("mlp_only_layers", "it must be a list of numbers of layers")
+            raise options.error("mlp_only_layers", "it must be a list of layer indices")
         layers = range(options.whole("num_hidden_layers", least=1))
         experts = [number if (x + 1) % step == 0 and x not in dense else 0 for x in layers]
         return {"num_experts": pattern(experts)}
@@ -109,32 +110,33 @@ def qwen_part(default: int) -> Part:
 
 
 def qwen2_types(options: Options, num_layers: int, window: int | None) -> list[str]:
-    """Returns the types of Qwen 2 MoE's layers: local in turn, before `max_window_layers`."""
+    """Returns the layer types of Qwen 2 MoE: local for even indices below `max_window_layers`."""
     last = options.whole("max_window_layers", 28)
     num_local = 0 if window is None else last
     return [GLOBAL if layer % 2 or layer >= num_local else LOCAL for layer in range(num_layers)]
 
 
 def read_head_dim(options: Options) -> dict:
-    """Checks that OLMoE's heads are together as wide as the model, since its norms are."""
+    """Checks that head_dim times num_attention_heads is hidden_size, for the norms of OLMoE."""
     num_heads = options.whole("num_attention_heads", least=1)
     width = options.whole("hidden_size", least=1)
     if options.whole("head_dim", width // num_heads, least=1) * num_heads != width:
         raise options.error(
-            "head_dim", f"times num_attention_heads ({num_heads}) it must be hidden_size ({width})"
+            "head_dim",
+            f"head_dim times num_attention_heads ({num_heads}) must be hidden_size ({width})",
         )
     return {}
 
 
 def widths(expert: int, shared: int | None = None) -> dict[str, Field]:
-    """Returns the options for the widths of an expert and of the shared expert, if there is one."""
+    """Returns the options for the widths of the experts and of an optional shared expert."""
     own = {"moe_intermediate_size": Field("expert_dim", expert)}
     shared_own = {"shared_expert_intermediate_size": Field("shared_expert_dim", shared)}
     return own if shared is None else own | shared_own
 
 
 def chosen(default: int) -> dict[str, Field]:
-    """Returns the option for the number of experts of a token, with its default."""
+    """Returns the option for the number of experts per token, with its default."""
     return {"num_experts_per_tok": Field("experts_per_token", default)}
 
 
@@ -152,21 +154,21 @@ METHOD = "mxfp4"
 
 
 def read_window(options: Options) -> int:
-    """Reads the window, which the class also demands if no layer uses it."""
+    """Reads the window, which the class requires even if all layers are global."""
     if options.is_null("sliding_window"):
         raise options.error("sliding_window", "it must be a whole number")
     return options.whole("sliding_window", 128, least=1)
 
 
 def read_quantization(options: Options) -> dict:
-    """Checks that the weights are quantized as MXFP4, if at all; see `hub.mxfp4`."""
+    """Checks that quantized weights have the format MXFP4; see `hub.mxfp4`."""
     given = options.mapping("quantization_config")
     if given and given.get("quant_method") != METHOD:
         raise options.error("quantization_config", f"its quant_method must be {METHOD!r}")
-    # The names of the tensors say which of them are quantized.
+    # The names of the tensors show which tensors are quantized.
     known = ("quant_method", "modules_to_not_convert", "dequantize")
     options.unread += [f"quantization_config.{x}" for x in given if x not in known]
-    options.ignore("hidden_act", because="the class computes its own activation")
+    options.ignore("hidden_act", because="the class in transformers has a fixed activation")
     return {}
 
 
@@ -174,7 +176,7 @@ WIDTH = {"intermediate_size": Field("expert_dim")}
 NORMALIZES = {"norm_topk_prob": Field("normalize_router", False)}
 QWEN_WINDOW = window_if_used(4096)
 FAMILIES = (
-    family(
+    llama_like(
         "mixtral",
         "Mixtral",
         (Rotary(1_000_000.0).part, EVERYWHERE, experts_part("num_local_experts", "num_experts", 8)),
@@ -182,7 +184,7 @@ FAMILIES = (
         renamed=kv_heads(8) | length(131_072) | epsilon(1e-5) | WIDTH | chosen(2) | window(None),
         fixed={"normalize_router": True},
     ),
-    family(
+    llama_like(
         "olmoe",
         "Olmoe",
         (ROTARY, Part(read_head_dim), experts_part("num_experts", "num_local_experts", 64)),
@@ -191,7 +193,7 @@ FAMILIES = (
         fixed={"query_key_norm": "all"},
         demanded={"hidden_act": "silu", "clip_qkv": None},
     ),
-    family(
+    llama_like(
         "qwen2_moe",
         "Qwen2Moe",
         (layers_part(qwen2_types, Rotary(), QWEN_WINDOW), qwen_part(60)),
@@ -202,12 +204,12 @@ FAMILIES = (
         },
         fixed={"shared_expert_gate": True},
     ),
-    family(
+    llama_like(
         "qwen3_moe",
         "Qwen3Moe",
         (
             ROTARY,
-            Part(  # all layers have the window
+            Part(  # All layers of this family have the same window size.
                 lambda options: {"window": QWEN_WINDOW.read(options)},
                 lambda config: QWEN_WINDOW.write(config.window),
             ),
@@ -220,7 +222,7 @@ FAMILIES = (
         },
         fixed={"query_key_norm": "head"},
     ),
-    family(
+    llama_like(
         "gpt_oss",
         "GptOss",
         (

@@ -1,22 +1,22 @@
 """Gemma 1, 2 and 3 (text).
 
-All store γ − 1 for a norm with scale γ, multiply embeddings by √d and have a gated GELU. Gemma 2
-and 3 have norms before and after each sub-layer, and windows in some layers. Gemma 2 caps attention
-scores and logits. Gemma 3 normalizes queries and keys.
+Gemma 1, 2 and 3 store γ − 1 for a norm with scale γ, multiply embeddings by √d and have a gated
+GELU. Gemma 2 and 3 have norms before and after each sub-layer, and windows in some layers. Gemma 2
+caps attention scores and logits. Gemma 3 normalizes queries and keys.
 """
 
+from jaxformer.hub.checkpoint_format import Field, Part, unused
 from jaxformer.hub.families.llama import (
     ATTENTION_BIAS,
     DIVISIBLE,
     MAPS,
     ROTARY,
     TIED,
-    family,
     head_dim,
     kv_heads,
     length,
+    llama_like,
 )
-from jaxformer.hub.family import Field, Part, unused
 from jaxformer.hub.options import Options
 from jaxformer.hub.positions import (
     GLOBAL,
@@ -37,7 +37,7 @@ FOUR_NORMS = table("""
     blocks/feedforward_norm        model.layers.*.pre_feedforward_layernorm
     blocks/feedforward_output_norm model.layers.*.post_feedforward_layernorm
 """)
-# Files of Gemma 1 say "gelu", but the model uses its tanh approximation.
+# Files of Gemma 1 specify "gelu", but the model uses the tanh approximation of GELU.
 OLDER_GATES = {"gelu": "geglu_tanh", "silu": "swiglu", "gelu_pytorch_tanh": "geglu_tanh"}
 GATE = Field("activation", "gelu_pytorch_tanh", GATES)
 OLDER_GATE = Field("activation", "gelu_pytorch_tanh", OLDER_GATES)
@@ -52,10 +52,10 @@ def read_scale(options: Options) -> dict:
 
 
 def write_scale(config: DecoderConfig) -> dict:
-    """Returns the option that `read_scale` reads."""
+    """Converts a config to the option that `read_scale` reads."""
     # pyrefly: ignore[unsupported-operation] (a resolved config has head_dim)
     scale = config.attention_scale or config.head_dim**-0.5
-    return {"query_pre_attn_scalar": max(1, round(scale**-2))}  # the class requires an integer
+    return {"query_pre_attn_scalar": max(1, round(scale**-2))}  # transformers requires an integer.
 
 
 SCALE = Part(read_scale, write_scale)
@@ -69,46 +69,46 @@ GEMMA3 = layers_part(
     WINDOW,
 )
 BOTH = {"hidden_activation": GATE} | RENAMED
-CAP = {"final_logit_softcapping": Field("logits_cap", None, null_is_none=True)}
+CAP = {"final_logit_softcapping": Field("logits_softcap", None, null_is_none=True)}
 CAPS = {
-    "attn_logit_softcapping": Field("attention_cap", 50.0, null_is_none=True),
-    "final_logit_softcapping": Field("logits_cap", 30.0, null_is_none=True),
+    "attn_logit_softcapping": Field("attention_softcap", 50.0, null_is_none=True),
+    "final_logit_softcapping": Field("logits_softcap", 30.0, null_is_none=True),
 }
 FAMILIES = (
-    family(
+    llama_like(
         "gemma",
         "Gemma",
-        (ROTARY, unused("hidden_activation", because="the class reads hidden_act")),
+        (ROTARY, unused("hidden_activation", because="transformers reads hidden_act")),
         renamed=RENAMED | kv_heads(16) | {"hidden_act": OLDER_GATE},
         fixed=FIXED,
         demanded=DEMANDED,
     ),
-    family(
+    llama_like(
         "gemma2",
         "Gemma2",
         (
             *(SCALE, GEMMA2, DIVISIBLE),
             unused(
                 *("sliding_window_pattern", "_sliding_window_pattern"),
-                because="the class has local and global layers in turn, or layer_types",
+                because="transformers alternates local and global layers if layer_types is not set",
             ),
         ),
         FOUR_NORMS + MAPS,
         renamed=BOTH | CAPS,
-        fixed=FIXED | {"norm_position": "both"},
+        fixed=FIXED | {"norm_position": "sandwich"},
         demanded=DEMANDED,
     ),
-    family(
+    llama_like(
         "gemma3_text",
         "Gemma3",
         (
             *(SCALE, GEMMA3, DIVISIBLE),
-            unused("attn_logit_softcapping", because="the class does not cap scores"),
-            unused("_sliding_window_pattern", because="the class reads sliding_window_pattern"),
+            unused("attn_logit_softcapping", because="transformers does not cap these scores"),
+            unused("_sliding_window_pattern", because="transformers reads sliding_window_pattern"),
         ),
         FOUR_NORMS + MAPS,
         renamed=BOTH | CAP | length(131_072),
-        fixed=FIXED | {"norm_position": "both", "query_key_norm": "head"},
+        fixed=FIXED | {"norm_position": "sandwich", "query_key_norm": "head"},
         demanded=DEMANDED,
     ),
 )

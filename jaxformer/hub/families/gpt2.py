@@ -1,10 +1,11 @@
 """GPT-2 (Radford et al. 2019), GPT-NeoX (Black et al. 2022) and StarCoder 2 (Lozhkov et al. 2024).
 
-In GPT-NeoX, to which Pythia belongs, attention and feed-forward layer are parallel and have
-separate norms. Rotary positions apply to a part of each head. StarCoder 2 has rotary positions and
-windows, with GPT-2's other layers.
+In GPT-NeoX and Pythia, attention and the feed-forward layer are parallel and have separate norms;
+rotary positions apply to a part of each head. StarCoder 2 is GPT-2 with rotary positions and
+windows.
 """
 
+from jaxformer.hub.checkpoint_format import USUAL, CheckpointFormat, Field, required, unused
 from jaxformer.hub.families.llama import (
     ATTENTION,
     EVERYWHERE,
@@ -18,7 +19,6 @@ from jaxformer.hub.families.llama import (
     length,
     window,
 )
-from jaxformer.hub.family import USUAL, Family, Field, required, unused
 from jaxformer.hub.positions import Rotary
 from jaxformer.hub.table import table
 from jaxformer.models.config import DecoderConfig
@@ -47,7 +47,7 @@ ROWS = table("""
     head/kernel                 lm_head.weight
 """)
 
-GPT2 = Family(
+GPT2 = CheckpointFormat(
     "gpt2",
     DecoderConfig,
     {"GPT2LMHeadModel": {}, "GPT2Model": {"tie_embeddings": True}},
@@ -81,7 +81,7 @@ NEOX_ROWS = table("""
 """)
 
 
-NEOX = Family(
+NEOX = CheckpointFormat(
     "gpt_neox",
     DecoderConfig,
     {"GPTNeoXForCausalLM": {}},
@@ -91,7 +91,9 @@ NEOX = Family(
         "layer_norm_eps": Field("norm_epsilon", 1e-5),
         "tie_word_embeddings": Field("tie_embeddings", False),
         "hidden_act": Field("activation", "gelu", ACTIVATIONS),
-        "use_parallel_residual": Field("parallel", True, {True: "two_norms", False: "no"}),
+        "use_parallel_residual": Field(
+            "parallel_block", True, {True: "separate_norms", False: "none"}
+        ),
         "attention_bias": Field("query_key_value_bias+attention_output_bias", True),
     },
     lambda config: NEOX_ROWS,
@@ -107,7 +109,7 @@ STARCODER2_ROWS = table("""
     blocks/feedforward/up         model.layers.*.mlp.c_fc
     blocks/feedforward/down       model.layers.*.mlp.c_proj
 """)
-STARCODER2 = Family(
+STARCODER2 = CheckpointFormat(
     "starcoder2",
     DecoderConfig,
     {"Starcoder2ForCausalLM": {}},
@@ -122,8 +124,13 @@ STARCODER2 = Family(
     fixed={"positions": "rotary"},
     parts=(
         *(ROTARY, EVERYWHERE),
-        unused("mlp_type", "norm_type", "rms_norm_eps", because="the class does not read it"),
-        unused("residual_dropout", because="dropout acts in training only"),
+        unused(
+            "mlp_type",
+            "norm_type",
+            "rms_norm_eps",
+            because="transformers does not read this option",
+        ),
+        unused("residual_dropout", because="dropout is used only in training"),
     ),
     ignored=IGNORED,
     base="model.",

@@ -1,23 +1,23 @@
-"""LFM2 and Qwen3-Next, in which some layers have another sub-layer in place of attention.
+"""LFM2 and Qwen3-Next, in which other sub-layers replace attention in some layers.
 
-LFM2 (Liquid AI 2025, arXiv:2511.23404) has gated short convolutions. Qwen3-Next (Qwen team 2025)
-has the gated delta rule, gated attention and mixtures of experts.
+LFM2 (Liquid AI 2025, arXiv:2511.23404) uses gated short convolutions. Qwen3-Next (Qwen team 2025)
+uses the gated delta rule, gated attention and mixtures of experts.
 """
 
 from collections.abc import Callable
 
+from jaxformer.hub.checkpoint_format import USUAL, CheckpointFormat, Field, Part
 from jaxformer.hub.families.experts import EXPERTS, SHARED, chosen, qwen_part, widths
 from jaxformer.hub.families.llama import (
     ATTENTION_BIAS,
     DENSE,
     FIXED,
     NORMS,
-    family,
     head_dim,
     kv_heads,
     length,
+    llama_like,
 )
-from jaxformer.hub.family import USUAL, Family, Field, Part
 from jaxformer.hub.options import Options, pattern, per_layer
 from jaxformer.hub.positions import GLOBAL, Rotary
 from jaxformer.hub.table import table
@@ -25,25 +25,26 @@ from jaxformer.models.config import DecoderConfig
 
 
 def layer_types_part(usual: Callable[[Options, int], list[str]], names: dict[str, str]) -> Part:
-    """Returns the part for the sub-layer of each layer that reads other tokens.
+    """Returns the `Part` for the option `layer_types`.
 
     Args:
-        usual: Returns the type of each layer if `layer_types` is missing, from the options and the
-            number of layers.
-        names: Our name of each of the class's types.
+        usual: Function of the options and the number of layers, which returns the type of each
+            layer for a file without `layer_types`.
+        names: {layer type in transformers: layer type in jaxformer}.
     """
     of_ours = {ours: theirs for theirs, ours in names.items()}
 
     def read(options: Options) -> dict:
         num_layers = options.whole("num_hidden_layers", least=1)
-        types = options.list_of("layer_types", num_layers, str, usual(options, num_layers))
+        types = options.take_list("layer_types", num_layers, str, usual(options, num_layers))
         if not set(types) <= names.keys():
             raise options.error("layer_types", f"its entries must be {' or '.join(names)}")
         return {"layer_types": pattern([names[x] for x in types])}
 
     def write(config: DecoderConfig) -> dict:
         types = per_layer(config.layer_types, config.num_layers)
-        return {"layer_types": [of_ours.get(x, x) for x in types]}  # the class may lack a type
+        # A layer type that the class in transformers lacks keeps its name in jaxformer.
+        return {"layer_types": [of_ours.get(x, x) for x in types]}
 
     return Part(read, write)
 
@@ -75,19 +76,20 @@ LFM2 = table("""
 
 
 def lfm2_types(options: Options, num_layers: int) -> list[str]:
-    """Returns the types of LFM2's layers. Older files list the layers that have attention."""
+    """Returns the layer types of LFM2; older files list the indices of attention layers."""
     if "layer_types" in options:
         options.ignore("full_attn_idxs", because="layer_types replaces it")
     numbers = options.take("full_attn_idxs", list(range(num_layers)))
     if not isinstance(numbers, list) or not all(type(x) is int for x in numbers):
-        raise options.error("full_attn_idxs", "it must be a list of numbers of layers")
+        raise options.error("full_attn_idxs", "it must be a list of layer indices")
     return [GLOBAL if layer in numbers else CONVOLUTION for layer in range(num_layers)]
 
 
 def read_width(options: Options) -> dict:
-    """Reads the width of the feed-forward layers, which the class derives from a larger number."""
+    """Reads the width of the feed-forward layers, which LFM2 computes from several options."""
     stated = options.whole("intermediate_size", 12_288, least=1)
-    width = options.whole("block_ff_dim", stated, least=1)  # the older name
+    # In older files, the name of the option is block_ff_dim.
+    width = options.whole("block_ff_dim", stated, least=1)
     if not options.flag("block_auto_adjust_ff_dim", True):
         because = "block_auto_adjust_ff_dim is false"
         options.ignore("block_ffn_dim_multiplier", "block_multiple_of", because=because)
@@ -101,12 +103,12 @@ def read_width(options: Options) -> dict:
 
 
 def write_width(config: DecoderConfig) -> dict:
-    """Returns the options that `read_width` reads."""
+    """Converts a config to the options that `read_width` reads."""
     return {"intermediate_size": config.mlp_dim, "block_auto_adjust_ff_dim": False}
 
 
 def read_tied(options: Options) -> dict:
-    """Reads whether the head is tied; `tie_embedding`, the older name, overrides the other."""
+    """Reads whether the head is tied; the older option `tie_embedding` takes precedence."""
     stated = options.flag("tie_word_embeddings", True)
     return {"tie_embeddings": options.flag("tie_embedding", stated)}
 
@@ -131,7 +133,7 @@ QWEN3_NEXT = table(
 """,
     LINEAR="model.layers.*.linear_attn",
 )
-# Their options for the sizes of the delta rule: our fields, and the defaults of the class.
+# {option for the heads of the delta rule: (config field, default of the class in transformers)}.
 DELTA_SIZES = {
     "linear_num_key_heads": ("delta_key_heads", 16),
     "linear_num_value_heads": ("delta_value_heads", 32),
@@ -141,7 +143,7 @@ DELTA_SIZES = {
 
 
 def qwen3_next_types(options: Options, num_layers: int) -> list[str]:
-    """Returns the types of Qwen3-Next's layers: every nth one has attention."""
+    """Returns the layer types of Qwen3-Next, in which every nth layer has attention."""
     if "layer_types" in options:
         options.ignore("full_attention_interval", because="layer_types replaces it")
     interval = options.whole("full_attention_interval", 4, least=1)
@@ -154,12 +156,12 @@ def read_sizes(options: Options) -> dict:
 
 
 def write_sizes(config: DecoderConfig) -> dict:
-    """Returns the options that `read_sizes` reads."""
+    """Converts a config to the options that `read_sizes` reads."""
     return {theirs: getattr(config.delta_sizes, ours) for theirs, (ours, _) in DELTA_SIZES.items()}
 
 
 FAMILIES = (
-    Family(
+    CheckpointFormat(
         "lfm2",
         DecoderConfig,
         {"Lfm2ForCausalLM": {}},
@@ -181,7 +183,7 @@ FAMILIES = (
         base="model.",
         not_implemented=(),
     ),
-    family(
+    llama_like(
         "qwen3_next",
         "Qwen3Next",
         (
@@ -205,7 +207,7 @@ FAMILIES = (
             "attention_gate": True,
             "shared_expert_gate": True,
         },
-        # Layers that predict further tokens, which the class in transformers does not have.
+        # Layers for multi-token prediction, which the class in transformers lacks.
         ignored=(r"mtp\..*",),
     ),
 )

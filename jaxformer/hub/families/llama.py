@@ -1,10 +1,10 @@
-"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen, OLMo 2 and 3, SmolLM 3, Phi-3."""
+"""Llama (Touvron et al. 2023), Mistral, Qwen 2 and 3, OLMo 2 and 3, SmolLM 3 and Phi-3."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from jaxformer.hub.family import USUAL, Family, Field, Part, unused
+from jaxformer.hub.checkpoint_format import USUAL, CheckpointFormat, Field, Part, unused
 from jaxformer.hub.options import Options, pattern, per_layer
 from jaxformer.hub.positions import (
     GLOBAL,
@@ -67,12 +67,12 @@ IGNORED = (r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)
 
 
 def kv_heads(default: int | None) -> dict[str, Field]:
-    """Returns the option for grouped-query attention; null or None: num_attention_heads."""
+    """Returns the option for the number of key/value heads; null means num_attention_heads."""
     return {"num_key_value_heads": Field("num_kv_heads", default, null_is_none=True)}
 
 
 def length(default: int) -> dict[str, Field]:
-    """Returns the option for the length, with its default."""
+    """Returns the option for the maximum length, with its default."""
     return {"max_position_embeddings": Field("max_length", default)}
 
 
@@ -86,25 +86,26 @@ def epsilon(default: float) -> dict[str, Field]:
     return {"rms_norm_eps": Field("norm_epsilon", default)}
 
 
-def family(
+def llama_like(
     model_type: str,
     model: str,
     parts: Iterable[Part],
     rows: tuple[Row, ...] = NORMS + MAPS,
     ignored: tuple[str, ...] = (),
     **changes: dict[str, Any],
-) -> Family:
-    """Returns a family related to Llama.
+) -> CheckpointFormat:
+    """Returns the checkpoint format of a family that resembles Llama.
 
     Args:
-        model_type: Its name in config.json.
-        model: The prefix of its classes' names.
-        parts: The options that `Field` cannot express.
-        rows: The table of its tensors, without those that all these families share.
-        ignored: Patterns of names of further tensors that the class does not read.
-        changes: `renamed` options, `fixed` fields and `demanded` options that differ from Llama's.
+        model_type: The model_type in config.json.
+        model: The prefix of the class names in transformers, such as "Llama".
+        parts: Readers and writers of the options that `Field` cannot express.
+        rows: Rows of the table of tensors, in addition to the rows in `OTHERS`.
+        ignored: Patterns for the names of additional tensors that the class does not read.
+        changes: Values of fields of `CheckpointFormat`. The entries of `renamed` and `fixed` are
+            added to Llama's entries. The value of `demanded` replaces Llama's dictionary.
     """
-    return Family(
+    return CheckpointFormat(
         model_type,
         DecoderConfig,
         {f"{model}ForCausalLM": {}},
@@ -119,19 +120,19 @@ def family(
     )
 
 
-# ---- windows: in all layers (Mistral, Phi-3), or from a certain layer on if a flag is set (Qwen)
+# ---- windows: in all layers (Mistral, Phi-3), or, if a flag is set, from a certain layer on (Qwen)
 
 
-EVERYWHERE = unused("layer_types", because="all layers have the window")
+EVERYWHERE = unused("layer_types", because="all layers have the same window")
 
 
 def window(default: int | None) -> dict[str, Field]:
-    """Returns the option for a window in all layers, with its default; null: in none."""
+    """Returns the option for a window in all layers, with its default; null means no window."""
     return {"sliding_window": Field("window", default, null_is_none=True)}
 
 
 def window_if_used(default: int | None) -> Window:
-    """Returns the window of classes that ignore `sliding_window` without `use_sliding_window`."""
+    """Returns the window, which requires `use_sliding_window` in addition to `sliding_window`."""
 
     def read(options: Options) -> int | None:
         if options.flag("use_sliding_window", False):
@@ -147,32 +148,32 @@ def window_if_used(default: int | None) -> Window:
 
 
 def qwen_types(options: Options, num_layers: int, window: int | None) -> list[str]:
-    """Returns the types of Qwen's layers: local from layer `max_window_layers` on."""
+    """Returns the layer types of Qwen, whose layers from `max_window_layers` on are local."""
     first = options.whole("max_window_layers", 28)
     return [
         LOCAL if window is not None and layer >= first else GLOBAL for layer in range(num_layers)
     ]
 
 
-# ---- SmolLM 3: every fourth layer lacks positions
+# ---- SmolLM 3, in which every fourth layer lacks positions
 
 
 def rotated_layers(options: Options, num_layers: int) -> list[int]:
-    """Returns, for each layer, 1 if it has rotary positions and 0 if not."""
+    """Returns a list with 1 for each layer with rotary positions and 0 for each without."""
     interval = options.whole("no_rope_layer_interval", 4, least=1)
     default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
-    return options.list_of("no_rope_layers", num_layers, int, default)
+    return options.take_list("no_rope_layers", num_layers, int, default)
 
 
 def smollm3_types(options: Options, num_layers: int, window: int | None) -> list[str]:
-    """Returns the types of the layers: those without positions have the window."""
+    """Returns the layer types; only layers without rotary positions have a window."""
     rotated = rotated_layers(options, num_layers)
     return [LOCAL if window is not None and not x else GLOBAL for x in rotated]
 
 
 def read_smollm3(options: Options) -> dict:
-    """Reads the windows and rotary positions. A layer without positions gets the base None."""
-    options.ignore("max_window_layers", because="the class has no such option")
+    """Reads windows and rotary positions; a layer without positions has the base None."""
+    options.ignore("max_window_layers", because="the class in transformers has no such option")
     rotated = rotated_layers(options, options.whole("num_hidden_layers", least=1))
     own = SMOLLM3.read(options)
     base = own["rotary_base"]
@@ -180,7 +181,7 @@ def read_smollm3(options: Options) -> dict:
 
 
 def write_smollm3(config: DecoderConfig) -> dict:
-    """Returns the options that `read_smollm3` reads."""
+    """Converts a config to the options that `read_smollm3` reads."""
     bases = per_layer(config.rotary_base, config.num_layers)
     rotated = [layer for layer, base in enumerate(bases) if base is not None] or [0]
     scalings = per_layer(config.rotary_scaling, config.num_layers)
@@ -190,10 +191,12 @@ def write_smollm3(config: DecoderConfig) -> dict:
 
 
 def read_divisible(options: Options) -> dict:
-    """Checks that num_attention_heads divides hidden_size, as the class requires in all cases."""
+    """Checks that num_attention_heads divides hidden_size; the class in transformers needs this."""
     num_heads = options.whole("num_attention_heads", least=1)
     if options.whole("hidden_size") % num_heads:
-        raise options.error("hidden_size", f"num_attention_heads ({num_heads}) must divide it")
+        raise options.error(
+            "hidden_size", f"it must be divisible by num_attention_heads ({num_heads})"
+        )
     return {}
 
 
@@ -201,34 +204,34 @@ DIVISIBLE = Part(read_divisible)
 ROTARY = Rotary().part
 QWEN = layers_part(qwen_types, Rotary(), window_if_used(4096))
 SMOLLM3 = layers_part(smollm3_types, Rotary(2_000_000.0), window_if_used(None))
-OLMO2 = {"norm_position": "output", "query_key_norm": "all"}
+OLMO2 = {"norm_position": "post_sublayer", "query_key_norm": "all"}
 OLMO3_BASES = dict.fromkeys((LOCAL, GLOBAL), 500_000.0)
 OLMO3_ROTARY = RotaryByType(OLMO3_BASES, dict.fromkeys(OLMO3_BASES, "rope_theta"), (GLOBAL,))
-# The class of Phi-3 accepts no scaling but longrope.
+# In transformers, the only rotary scaling that Phi-3 accepts is longrope.
 PHI3_ROTARY = Rotary(fraction=1.0, kinds=("default",)).part
 FAMILIES = (
-    family("llama", "Llama", (ROTARY, DIVISIBLE), renamed=BIASES),
-    family(
+    llama_like("llama", "Llama", (ROTARY, DIVISIBLE), renamed=BIASES),
+    llama_like(
         "mistral",
         "Mistral",
         (ROTARY, EVERYWHERE),
         renamed=kv_heads(8) | length(131_072) | window(4096),
     ),
-    family(
+    llama_like(
         "qwen2",
         "Qwen2",
         (QWEN,),
         renamed=kv_heads(32) | length(32_768),
         fixed={"query_key_value_bias": True},
     ),
-    family(
+    llama_like(
         "qwen3",
         "Qwen3",
         (QWEN,),
         renamed=kv_heads(32) | length(32_768) | head_dim(128) | ATTENTION_BIAS,
         fixed={"query_key_norm": "head"},
     ),
-    family(
+    llama_like(
         "olmo2",
         "Olmo2",
         (ROTARY,),
@@ -236,7 +239,7 @@ FAMILIES = (
         renamed=ATTENTION_BIAS | epsilon(1e-5),
         fixed=OLMO2,
     ),
-    family(
+    llama_like(
         "olmo3",
         "Olmo3",
         (layers_part(every_nth_global(4), OLMO3_ROTARY, usual_window(4096)),),
@@ -244,13 +247,13 @@ FAMILIES = (
         renamed=ATTENTION_BIAS | epsilon(1e-5),
         fixed=OLMO2,
     ),
-    family(
+    llama_like(
         "smollm3",
         "SmolLM3",
         (Part(read_smollm3, write_smollm3),),
         renamed=kv_heads(4) | length(32_768) | TIED | BIASES,
     ),
-    family(
+    llama_like(
         "phi3",
         "Phi3",
         (PHI3_ROTARY, EVERYWHERE),

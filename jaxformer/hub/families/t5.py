@@ -1,15 +1,16 @@
-"""T5 (Raffel et al. 2020; v1.0 and v1.1), Flan-T5 and mT5: a learned bias per distance."""
+"""T5 (Raffel et al. 2020; v1.0 and v1.1), Flan-T5 and mT5, with relative position biases."""
 
 from collections.abc import Callable
 
-from jaxformer.hub.family import Family, Field, Part, required
+from jaxformer.hub.checkpoint_format import CheckpointFormat, Field, Part, required
 from jaxformer.hub.options import Options
 from jaxformer.hub.table import Row, table
 from jaxformer.models.config import EncoderDecoderConfig
 
+# All published checkpoints with "gated-gelu" use gelu_new, which is "gelu_tanh" in jaxformer.
 ACTIVATIONS = {
     "relu": "relu",
-    "gated-gelu": "geglu_tanh",  # gelu_new, as in all published checkpoints
+    "gated-gelu": "geglu_tanh",
     "gated-silu": "swiglu",
     "gelu": "gelu",
 }
@@ -42,7 +43,7 @@ OTHERS = table("""
 
 
 def rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
-    """Returns the table of T5. A gated feed-forward layer has two kernels, wi_0 and wi_1."""
+    """Returns the table of T5; a gated feed-forward layer has two kernels, wi_0 and wi_1."""
     up = "wi_1" if config.activation in ("geglu_tanh", "swiglu") else "wi"
     return (
         *OTHERS,
@@ -54,16 +55,17 @@ def rows(config: EncoderDecoderConfig) -> tuple[Row, ...]:
 def read(options: Options) -> dict:
     """Reads the options that T5 and mT5 share.
 
-    Only the tensors show whether the head has a separate kernel: mT5's config.json and
-    transformers 5 do not say. A file may also store the table of a tied model under the head's name
-    alone. Positions are relative, so no table limits the length. n_positions is the length that the
-    model was trained on.
+    In files of mT5, and in files that transformers 5 wrote, config.json does not say whether the
+    head has its own kernel. The reader therefore looks for this kernel among the tensors. If the
+    embeddings are tied, a file may contain them only under the name of the head. T5 accepts texts
+    of any length, because its positions are relative. The option n_positions is the training length
+    and does not limit the length of a text.
     """
     layers = options.whole("num_layers")
     is_tied = options.flag("tie_word_embeddings", True)
     is_head_the_table = is_tied and TABLES.isdisjoint(options.tensors)
     if "jaxformer_max_length" in options:
-        options.ignore("n_positions", because="jaxformer_max_length says how long texts may be")
+        options.ignore("n_positions", because="jaxformer_max_length sets the maximum length")
         max_length = options.whole("jaxformer_max_length", least=1)
     else:
         max_length = options.whole("n_positions", 512, least=1)
@@ -75,7 +77,7 @@ def read(options: Options) -> dict:
 
 
 def write(config: EncoderDecoderConfig) -> dict:
-    """Returns the options that `read` reads."""
+    """Converts a config to the options that `read` reads."""
     return {
         "num_decoder_layers": config.num_layers,
         "tie_word_embeddings": config.tie_embeddings,
@@ -84,41 +86,48 @@ def write(config: EncoderDecoderConfig) -> dict:
 
 
 def read_scale(options: Options) -> dict:
-    """Reads T5's scale. Version 1.0 scales the head's input; 1.1 does not and unties the head."""
+    """Reads the factor by which T5 v1.0 scales the input of the head; v1.1 does not scale it."""
     tied = options.flag("tie_word_embeddings", True)
     scaled = options.flag("scale_decoder_outputs", tied)
     return {"output_scale": options.whole("d_model") ** -0.5 if scaled else None}
 
 
 def write_scale(config: EncoderDecoderConfig) -> dict:
-    """Returns the options that `read_scale` reads."""
+    """Converts a config to the options that `read_scale` reads."""
     scaled = config.output_scale is not None
     return {"tie_word_embeddings": scaled, "scale_decoder_outputs": scaled}
 
 
 def read_activation(default: str) -> Callable[[Options], dict]:
-    """Returns a reader of `feed_forward_proj` and of the two options that repeat its parts."""
+    """Returns a function that reads the activation from `feed_forward_proj`.
+
+    The returned function raises ValueError unless `dense_act_fn` and `is_gated_act` agree with
+    `feed_forward_proj`.
+
+    Args:
+        default: The value of `feed_forward_proj` if the option is missing.
+    """
 
     def read(options: Options) -> dict:
         activation = options.choice("feed_forward_proj", ACTIVATIONS, default)
-        options.require(parts_of(activation))
+        options.require(derived_options(activation))
         return {"activation": activation}
 
     return read
 
 
-def parts_of(activation: str) -> dict:
-    """Returns the two options that a class derives from `feed_forward_proj` if they are missing."""
+def derived_options(activation: str) -> dict:
+    """Returns the options `dense_act_fn` and `is_gated_act` that fit an activation of jaxformer."""
     dense = {"geglu_tanh": "gelu_new", "swiglu": "silu"}.get(activation, activation)
     return {"dense_act_fn": dense, "is_gated_act": dense != activation}
 
 
 def write_activation(config: EncoderDecoderConfig) -> dict:
-    """Returns the options that `read_activation` reads."""
+    """Converts a config to the options that `read_activation` reads."""
     names = {ours: theirs for theirs, ours in ACTIVATIONS.items()}
     if config.activation not in names:
         return {}
-    return {"feed_forward_proj": names[config.activation], **parts_of(config.activation)}
+    return {"feed_forward_proj": names[config.activation], **derived_options(config.activation)}
 
 
 def t5(
@@ -126,9 +135,16 @@ def t5(
     architectures: tuple[str, ...],
     activation: str,
     *parts: Part,
-) -> Family:
-    """Returns T5 or mT5, which differ in the default activation and in further parts."""
-    return Family(
+) -> CheckpointFormat:
+    """Returns the checkpoint format of T5 or mT5.
+
+    Args:
+        model_type: "t5" or "mt5".
+        architectures: The classes of the model in transformers.
+        activation: The value of `feed_forward_proj` if the option is missing.
+        *parts: Readers and writers of options that T5 and mT5 do not share.
+    """
+    return CheckpointFormat(
         model_type,
         EncoderDecoderConfig,
         {name: {} for name in architectures},

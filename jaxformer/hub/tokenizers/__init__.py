@@ -1,1 +1,1 @@
-"""Tokenizers in the files of other libraries."""
+"""Readers and writers of tokenizers in the formats of other libraries."""

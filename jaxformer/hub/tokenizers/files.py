@@ -1,8 +1,8 @@
 """Reader and writer of the tokenizer in a folder of Hugging Face's format.
 
-This covers the special ids in config.json and generation_config.json, too. tokenizer.json alone
-decides the ids of a text. transformers rebuilds some tokenizers from the settings files, so the
-reader warns if these contradict tokenizer.json: the ids of transformers then differ from ours.
+The module also reads and writes the special ids in config.json and generation_config.json.
+jaxformer encodes texts according to tokenizer.json alone. transformers rebuilds some tokenizers
+from the settings files, so the reader warns if these files contradict tokenizer.json.
 """
 
 import warnings
@@ -27,16 +27,17 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Subwords | No
     """Reads the tokenizer of a folder in Hugging Face's format.
 
     Args:
-      folder: The folder. It holds tokenizer.json or older vocabulary files, and small JSON files
-        with settings.
-      vocab_size: Number of ids of the model; None: ids are not checked.
+        folder: A folder with tokenizer.json or older vocabulary files, and small JSON files with
+            settings.
+        vocab_size: The model's vocabulary size. Special ids outside the vocabulary are dropped. If
+            None, all ids are returned.
 
     Returns:
-      The tokenizer, or None if the folder has none.
+        The tokenizer, or None if the folder contains no tokenizer.
 
     Raises:
-      ValueError: If a file is damaged or asks for an option that is not implemented, or if a
-        special id is not an id of the model.
+        ValueError: A file is damaged or sets an option that is not implemented, or a special
+            id is not a nonnegative integer.
     """
     special = read_special_tokens(folder, vocab_size)
     path = folder / "tokenizer.json"
@@ -49,12 +50,13 @@ def read_tokenizer(folder: Path, vocab_size: int | None = None) -> Subwords | No
 
 
 def read_special_tokens(folder: Path, vocab_size: int | None = None) -> SpecialTokens:
-    """Reads the special ids of config.json; those of generation_config.json take precedence.
+    """Reads the special ids of config.json and generation_config.json.
 
-    null and -1 both mean that there is no such token.
+    An id in generation_config.json takes precedence over an id in config.json. The values null and
+    -1 mean that the model does not have the token.
 
     Raises:
-      ValueError: If an entry is not an id. The message names the file and the key.
+        ValueError: An option has an invalid value. The message gives the file and the option.
     """
     ids: dict[str, list[int]] = {}
     for path in (folder / name for name in ("config.json", "generation_config.json")):
@@ -67,10 +69,10 @@ def read_special_tokens(folder: Path, vocab_size: int | None = None) -> SpecialT
 
 
 def _ids(path: Path, key: str, value: Any, vocab_size: int | None) -> list[int]:
-    """Returns the checked id, or for eos_token_id the list of ids, of one key.
+    """Returns the ids in the value of an option, such as eos_token_id, after checking them.
 
-    Ids beyond the vocabulary are left out: a config with a small vocabulary often keeps the default
-    ids of its class in transformers, which the model can neither read nor generate.
+    Only eos_token_id may have several ids. Ids outside the vocabulary are dropped: the default ids
+    of a class in transformers are often too large for a model with a small vocabulary.
     """
     if value is None or (type(value) is int and value == -1):
         return []
@@ -85,20 +87,22 @@ def _ids(path: Path, key: str, value: Any, vocab_size: int | None) -> list[int]:
 def write_tokenizer(folder: Path, tokenizer: Tokenizer | None, config: TransformerConfig) -> dict:
     """Writes the tokenizer's files and returns the special ids for config.json.
 
-    A tokenizer that came from a folder of transformers gets the settings files of that folder.
+    A tokenizer that came from a folder of transformers keeps the settings files of that folder.
     """
-    special = _special_of(tokenizer, config)
+    special = _special_tokens(tokenizer, config)
     ids: dict[str, Any] = {theirs: getattr(special, ours) for ours, theirs in SPECIAL.items()}
     ends = list(special.stop_tokens)
     ids["eos_token_id"] = None if not ends else ends[0] if len(ends) == 1 else ends
     if tokenizer is None:
         return ids
     tokenizer.save(folder / "tokenizer.json")
-    if tokenizer.special is None:  # our own: the end of a document also begins the next one
+    if tokenizer.special is None:
+        # In jaxformer's own tokenizers, the token end_of_text also begins a document.
         _add_opening(folder / "tokenizer.json", special.stop_tokens[0])
     if (folder / CONFIG).is_file():
         content = parse_json((folder / CONFIG).read_text())
-        if "auto_map" in content:  # the code that it names is not in this folder
+        # The option refers to code that the exported folder does not contain.
+        if "auto_map" in content:
             del content["auto_map"]
             write_json(folder / CONFIG, content | {"tokenizer_class": GENERIC_CLASS})
     else:
@@ -107,7 +111,7 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer | None, config: Transform
 
 
 def _add_opening(path: Path, token: int) -> None:
-    """Adds a template to a tokenizer.json that puts a token before each text."""
+    """Changes a tokenizer.json so that the tokenizer adds a token before each text."""
     backend = tokenizers.Tokenizer.from_file(str(path))
     name = backend.id_to_token(token)
     backend.post_processor = processors.TemplateProcessing(f"{name} $A", None, [(name, token)])
@@ -121,7 +125,7 @@ def _own_settings(
 
     Args:
         tokenizer: The tokenizer.
-        ids: The special ids of config.json.
+        ids: The special ids for config.json.
         config: The model's config.
     """
     words = {entry["id"]: entry["content"] for entry in tokenizer.parts["added_tokens"]}
@@ -141,10 +145,11 @@ def _own_settings(
     }
 
 
-def _special_of(tokenizer: Tokenizer | None, config: TransformerConfig) -> SpecialTokens:
+def _special_tokens(tokenizer: Tokenizer | None, config: TransformerConfig) -> SpecialTokens:
     """Returns the special ids of the tokenizer.
 
-    For our own tokenizer or None, they are derived from the class of the config.
+    For jaxformer's own tokenizers, or without a tokenizer, the config determines the start id and
+    the padding id.
     """
     if tokenizer is not None and tokenizer.special is not None:
         return tokenizer.special

@@ -1,8 +1,8 @@
 """Tokenizers of folders without a `tokenizer.json`, built from older vocabulary files.
 
-The files are those of BERT, GPT-2, T5 and Marian. A `tokenizer.json` holds everything that decides
-the ids of a text. These files do not, so the settings files beside them are read through a closed
-schema: each option is implemented, known not to change ids, or refused by name.
+The vocabulary files of BERT, GPT-2, T5 and Marian are supported. Unlike a `tokenizer.json`, these
+files do not fully determine the ids of a text, because options in settings files can also change
+ids. An option in a settings file raises an error, unless it is implemented or cannot change ids.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,17 +20,18 @@ from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.artifacts.tokenizer_files import ADDED, CONFIG, GENERIC_CLASS, read_settings_files
 from jaxformer.artifacts.untrusted import MOST_BYTES
 from jaxformer.hub.options import Options
-from jaxformer.hub.tokenizers.sentencepiece import of_marian, of_t5
+from jaxformer.hub.tokenizers.sentencepiece import marian_tokenizer, t5_tokenizer
 from jaxformer.hub.tokenizers.settings import LISTS, TokenizerSettings, read_settings
 
 VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "source.spm")
-# Options that name files or code which an exported folder does not have.
+# Options that refer to files or code of the original folder, which an exported folder does not
+# contain.
 _OF_CLASS = """auto_map merges_file name_or_path source_spm special_tokens_map_file target_spm
     target_vocab_file tokenizer_class tokenizer_file vocab_file""".split()
 _SENTENCEPIECE = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-# Options that cannot change the ids of a text. They concern the length and the padding of batches,
-# chat templates, file paths, versions, and decoding. `split_special_tokens` is always true here: a
-# special token that is spelled out in a text is plain text.
+# Options that cannot change the ids of a text. These options concern the length and padding of
+# batches, chat templates, file paths, versions, and decoding. `split_special_tokens` has no effect,
+# because jaxformer always encodes the text of a special token as plain text.
 HARMLESS_SETTINGS = frozenset(
     """
     _commit_hash backend chat_control_tokens chat_template clean_up_tokenization_spaces errors
@@ -44,26 +45,26 @@ HARMLESS_SETTINGS = frozenset(
     """.split()
 )
 CONVERT = (
-    "convert it once: in Python, with transformers, "
-    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes tokenizer.json"
+    "to convert the vocabulary to tokenizer.json, run once in Python, with transformers: "
+    "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
 )
 _OWN = frozenset({"tokenizer_class", "added_tokens_decoder", *LISTS})
 
 
 @dataclass(frozen=True)
 class Schema:
-    """Options that the tokenizer classes of one kind of vocabulary accept.
+    """Options that the tokenizer classes for one vocabulary format accept.
 
     Attributes:
-      classes: Names of the tokenizer classes that give the same ids.
-      build: Returns the backend of a folder from the checked options.
-      named: Roles of the class's special tokens, with the default tokens.
-      demanded: Options of which only one value is implemented, with that value.
-      defaults: Options with their defaults: a whole number, or one of true, false and null.
-      fixed: Roles whose token cannot be changed.
-      template: Returns the template of a text (`$A`) from the checked options; an empty list leaves
-        the backend's unchanged.
-      model_input_names: The class's default of this option.
+        classes: The names of the tokenizer classes in transformers that read this format.
+        build: Function (folder, checked options) → tokenizer of the folder.
+        named: {role of a special token, such as "eos_token": the default token}.
+        demanded: {option: the only implemented value}.
+        defaults: {implemented option: default}; a default is an integer, a bool or None.
+        fixed: The roles of special tokens for which only the default token is accepted.
+        template: Function (checked options) → tokens of a template, in which `$A` is the text. If
+            the list of tokens is empty, the tokenizer keeps the template that `build` set.
+        model_input_names: The default of the option `model_input_names`.
     """
 
     classes: tuple[str, ...]
@@ -80,20 +81,22 @@ def read_older(folder: Path, special: SpecialTokens) -> Subwords | None:
     """Builds the tokenizer of a folder from its older vocabulary files.
 
     Args:
-      folder: The folder.
-      special: The special ids of the model.
+        folder: The folder.
+        special: The special ids of the model.
 
     Returns:
-      The tokenizer, or None if the folder has no vocabulary.
+        The tokenizer, or None if the folder contains no vocabulary.
 
     Raises:
-      ValueError: If a file is damaged or too large, if a settings file asks for ids in a
-        way that is not implemented, or if the kind of the vocabulary is unknown.
+        ValueError: A file is damaged or too large, a settings file sets an option that is not
+            implemented and may change ids, or the vocabulary format is unknown.
     """
     for name in VOCABULARIES:
         path = folder / name
         if path.is_file() and path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"{path} has more than {MOST_BYTES} bytes")
+            raise ValueError(
+                f"{path} has more than {MOST_BYTES} bytes; larger files are not loaded"
+            )
     if (kind := _kind(folder)) is None:
         return None
     settings = read_settings(folder)
@@ -104,7 +107,7 @@ def read_older(folder: Path, special: SpecialTokens) -> Subwords | None:
         _set_template(backend, kind.template(options), folder)
     except ValueError:
         raise
-    except Exception as error:  # the library raises bare Exception for a malformed file
+    except Exception as error:  # The library raises Exception for a malformed file.
         raise ValueError(f"{folder}: its vocabulary cannot be read: {error}") from None
     return Subwords(backend, special, settings_with_defaults(settings, kind, options))
 
@@ -112,15 +115,16 @@ def read_older(folder: Path, special: SpecialTokens) -> Subwords | None:
 def settings_with_defaults(
     settings: TokenizerSettings, kind: Schema, options: dict[str, Any]
 ) -> dict[str, str]:
-    """Returns settings files that state the defaults of the folder's class.
+    """Returns the settings files for an exported folder, including the defaults of the class.
 
-    The class would rebuild the tokenizer from the older vocabulary files. An exported folder has
-    tokenizer.json instead, which the generic class reads; that class has no such defaults.
+    An exported folder contains a tokenizer.json, which the generic tokenizer class of transformers
+    reads. The generic class does not know the defaults of the original tokenizer class, so the
+    settings files contain these defaults.
 
     Args:
-      settings: The settings files of the folder.
-      kind: The schema of its vocabulary.
-      options: The checked options.
+        settings: The settings files of the folder that was loaded.
+        kind: The schema of the vocabulary that was loaded.
+        options: The options that `check_options` returned.
     """
     left = {key: x for key, x in settings.options.items() if key not in _OF_CLASS}
     roles = {role: options[role] for role in kind.named if role not in left}
@@ -132,13 +136,13 @@ def settings_with_defaults(
 
 
 def _kind(folder: Path) -> Schema | None:
-    """Returns the schema of the folder's vocabulary; None if it has none."""
+    """Returns the schema of the folder's vocabulary, or None if the folder has no vocabulary."""
     has = {name for name in VOCABULARIES if (folder / name).is_file()}
     model_type = read_optional(folder / "config.json").get("model_type")
     if {"vocab.json", "merges.txt"} <= has:
         if model_type != "gpt2":
             raise ValueError(
-                f"{folder}: vocab.json and merges.txt alone are enough for GPT-2 only; {CONVERT}"
+                f"{folder}: vocab.json and merges.txt alone suffice only for GPT-2; {CONVERT}"
             )
         return _GPT2
     if "source.spm" in has:
@@ -149,7 +153,7 @@ def _kind(folder: Path) -> Schema | None:
         return _WORDPIECE
     models = sorted([*folder.glob("*.model"), *folder.glob("*.spm")])
     if models:
-        raise ValueError(f"{models[0]} is not read; {CONVERT}")
+        raise ValueError(f"{models[0]} has an unsupported format; {CONVERT}")
     return None
 
 
@@ -158,32 +162,34 @@ def _set_template(backend: tokenizers.Tokenizer, template: list[str], folder: Pa
     for name, token in ids.items():
         if token is None:
             raise ValueError(
-                f"{folder}: its vocabulary has no {name!r}, which its template adds to a text"
+                f"{folder}: the vocabulary does not contain {name!r}, which the tokenizer adds to "
+                "every text"
             )
     if template:
         backend.post_processor = processors.TemplateProcessing(template, None, list(ids.items()))
 
 
 def check_options(settings: TokenizerSettings, kind: Schema) -> dict[str, Any]:
-    """Checks tokenizer_config.json against the schema of a kind of vocabulary.
+    """Checks tokenizer_config.json against the schema of a vocabulary format.
 
     Args:
-      settings: The settings files.
-      kind: The schema.
+        settings: The settings files.
+        kind: The schema of the vocabulary format.
 
     Returns:
-      The options of `kind.defaults`, and the contents of the named tokens.
+        A dict with the value of each option in `kind.defaults`, and with the text of the special
+        token for each role in `kind.named`.
 
     Raises:
-      ValueError: If an option would change ids in a way that is not implemented.
+        ValueError: An option that is not implemented may change ids.
     """
     config = read_optional(settings.folder / "config.json")
     named_class = settings.options.get("tokenizer_class") or config.get("tokenizer_class")
     if named_class is not None and str(named_class).removesuffix("Fast") not in kind.classes:
         accepted = ", ".join(kind.classes)
         raise ValueError(
-            f"{settings.folder}: tokenizer_class is {named_class!r}; this vocabulary is read as "
-            f"that of {accepted}; {CONVERT}"
+            f"{settings.folder}: tokenizer_class is {named_class!r}, but this vocabulary needs "
+            f"{accepted}; {CONVERT}"
         )
     options = Options(settings.options, settings.folder / CONFIG)
     own = [key for key in settings.options if key.endswith("_token")]
@@ -207,15 +213,16 @@ def check_options(settings: TokenizerSettings, kind: Schema) -> dict[str, Any]:
 def add_tokens(
     backend: tokenizers.Tokenizer, settings: TokenizerSettings, own: Iterable[str]
 ) -> None:
-    """Adds the tokens of the files to a backend, in the order of their ids.
+    """Adds the tokens of the settings files to a tokenizer, in the order of their ids.
 
     Args:
-      backend: The tokenizer, to which tokens are added in place.
-      settings: The settings files.
-      own: The special tokens of its class. Those that the vocabulary lacks are not added.
+        backend: The tokenizer, which is modified.
+        settings: The settings files.
+        own: The special tokens of the tokenizer class. Special tokens outside the vocabulary are
+            not added.
 
     Raises:
-      ValueError: If a token would get another id than its file specifies.
+        ValueError: The id of a token in the settings file differs from its id in the tokenizer.
     """
     roles = {token.content for token in settings.named.values()}.union(own)
     for token in settings.added.values():
@@ -226,8 +233,8 @@ def add_tokens(
         if place != number:
             name = CONFIG if settings.options.get("added_tokens_decoder") is not None else ADDED
             raise ValueError(
-                f"{settings.folder / name}: the added token {token.content!r} has the id {number}; "
-                f"with this vocabulary its id would be {place}"
+                f"{settings.folder / name}: the added token {token.content!r} has the id {number}, "
+                f"but the vocabulary requires the id {place}"
             )
     further = [AddedToken(x, special=True) for x in own if backend.token_to_id(x) is not None]
     there = {token.content for token in backend.get_added_tokens_decoder().values()}
@@ -242,7 +249,7 @@ def _wordpiece(folder: Path, options: dict[str, Any]) -> tokenizers.Tokenizer:
     words = {line.rstrip(): number for number, line in enumerate(lines)}
     unknown = options["unk_token"]
     if unknown not in words:
-        raise ValueError(f"{path}: it has no {unknown!r}, the token for unknown words")
+        raise ValueError(f"{path} must contain {unknown!r}, the token for unknown words")
     backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(words, unk_token=unknown))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -264,13 +271,15 @@ def _gpt2(folder: Path, options: dict[str, Any]) -> tokenizers.Tokenizer:
 
 
 def _merges(path: Path) -> list[tuple[str, str]]:
-    """Reads merges.txt: two tokens a line, the most frequent pair first."""
+    """Reads merges.txt, which has two tokens per line, the most frequent pair first."""
     merges = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if line and not line.startswith("#version"):
             pair = tuple(line.split(" "))
             if len(pair) != 2:
-                raise ValueError(f"{path}: line {number} is {line[:80]!r}; it must be two tokens")
+                raise ValueError(
+                    f"{path}: line {number} is {line[:80]!r}; it must contain two tokens"
+                )
             merges.append(pair)
     return merges
 
@@ -304,7 +313,7 @@ _GPT2 = Schema(
 )
 _T5 = Schema(
     classes=("T5Tokenizer", "MT5Tokenizer"),
-    build=lambda folder, options: of_t5(folder / "spiece.model", options["extra_ids"]),
+    build=lambda folder, options: t5_tokenizer(folder / "spiece.model", options["extra_ids"]),
     demanded={"add_prefix_space": True, "sp_model_kwargs": {}},
     named=_SENTENCEPIECE,
     defaults={"extra_ids": 100},
@@ -312,7 +321,9 @@ _T5 = Schema(
 )
 _MARIAN = Schema(
     classes=("MarianTokenizer",),
-    build=lambda folder, _: of_marian(folder / "source.spm", read_json(folder / "vocab.json")),
+    build=lambda folder, _: marian_tokenizer(
+        folder / "source.spm", read_json(folder / "vocab.json")
+    ),
     demanded={"separate_vocabs": False, "sp_model_kwargs": {}},
     named=_SENTENCEPIECE,
     fixed=("eos_token", "unk_token"),

@@ -1,30 +1,32 @@
-"""Reader of sentencepiece's unigram models, for the `tokenizers` library.
+"""Reader of unigram models from sentencepiece files, for the `tokenizers` library.
 
-A `.model` or `.spm` file is a protocol buffer: a sequence of fields, each a number and a value.
-Three of its messages are read: the pieces, the kind of model, and the normalization of text.
+A sentencepiece file has the extension `.model` or `.spm`. The file contains the tokens (pieces),
+the type of the model, and the normalization of texts.
 
 Reference: Kudo and Richardson 2018, "SentencePiece".
 """
 
 import re
-import struct
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
 from jaxformer.artifacts.untrusted import MOST_BYTES
+from jaxformer.optional import import_optional
 
-_UNIGRAM = 1  # trainer_spec.model_type
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # types of pieces; 1 is an ordinary piece
-_NEVER = -1e4  # score of a target piece, which is used only where no source piece fits
+# This value of trainer_spec.model_type means a unigram model.
+_UNIGRAM = 1
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+# This score is so low that Marian's source tokenizer uses a piece of the target vocabulary only if
+# no piece of the source vocabulary matches.
+_NEVER = -1e4
 _LANGUAGE = re.compile(r">>.+<<")
 
 
 class Piece(NamedTuple):
-    """A token with its score (log-probability) and its kind (1: an ordinary piece)."""
+    """A token with its score (log-probability) and its type, where 1 means a normal token."""
 
     text: str
     score: float
@@ -32,7 +34,14 @@ class Piece(NamedTuple):
 
 
 class Unigram(NamedTuple):
-    """Content of a file. `charsmap` maps characters to replacements; empty: no replacements."""
+    """Content of a sentencepiece file with a unigram model.
+
+    Attributes:
+        pieces: The tokens, ordered by id.
+        charsmap: Compiled replacements of characters in texts; may be empty.
+        add_prefix: Whether to add a space before a text.
+        merge_spaces: Whether to remove leading, trailing and repeated spaces.
+    """
 
     pieces: tuple[Piece, ...]
     charsmap: bytes
@@ -41,85 +50,66 @@ class Unigram(NamedTuple):
 
 
 def read_unigram(path: Path) -> Unigram:
-    """Reads a sentencepiece file.
+    """Reads a sentencepiece file, which is a protocol buffer.
 
     Raises:
-      ValueError: If the file is too large or damaged, or its model is not a unigram model.
+        ValueError: The file is too large or damaged, its model is not a unigram model, or
+            sentencepiece is not installed.
     """
     if path.stat().st_size > MOST_BYTES:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes; at most {MOST_BYTES} are read")
+        raise ValueError(
+            f"{path} has {path.stat().st_size} bytes; the file may have at most {MOST_BYTES} bytes"
+        )
+    schema = "sentencepiece.sentencepiece_model_pb2"
+    content = import_optional(schema, f"read {path}", "sentencepiece").ModelProto()
     try:
-        fields = list(_fields(path.read_bytes()))
-        pieces = [_piece(value) for number, value in fields if number == 1]
-        trainer, normalizer = (dict(_fields(dict(fields).get(x, b""))) for x in (2, 3))
-    except (LookupError, TypeError, AttributeError, struct.error, UnicodeDecodeError) as error:
+        content.ParseFromString(path.read_bytes())
+        pieces = tuple(Piece(x.piece, x.score, x.type) for x in content.pieces)
+    # Only private modules of protobuf contain the class DecodeError.
+    except Exception as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-    if trainer.get(3, _UNIGRAM) != _UNIGRAM:
-        raise ValueError(f"{path} is not a unigram model")
+    # A piece that is not UTF-8 has the type bytes.
+    if not all(isinstance(piece.text, str) for piece in pieces):
+        raise ValueError(f"{path} is damaged: a piece is not UTF-8")
+    if content.trainer_spec.model_type != _UNIGRAM:
+        raise ValueError(f"{path} is not a unigram model; only unigram models are supported")
     if sum(piece.kind == _UNKNOWN for piece in pieces) != 1:
-        raise ValueError(f"{path} must have one unknown token")
-    add_prefix, merge_spaces = (bool(normalizer.get(x, 1)) for x in (3, 4))
-    return Unigram(tuple(pieces), normalizer.get(2, b""), add_prefix, merge_spaces)
+        raise ValueError(f"{path} must contain exactly one unknown token")
+    normalizer = content.normalizer_spec
+    add_prefix, merge_spaces = normalizer.add_dummy_prefix, normalizer.remove_extra_whitespaces
+    return Unigram(pieces, normalizer.precompiled_charsmap, add_prefix, merge_spaces)
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Yields (number, value) of each field.
+def t5_tokenizer(path: Path, num_sentinels: int = 100) -> tokenizers.Tokenizer:
+    """Returns the tokenizer of T5.
 
-    The value is an integer, or bytes: a number of 4 or 8 bytes, a text or a message.
+    The vocabulary of the tokenizer consists of the pieces in the file and, after them, the tokens
+    <extra_id_99>, …, <extra_id_0>.
+
+    Args:
+        path: The file spiece.model.
+        num_sentinels: The number of tokens <extra_id_…>.
     """
-    at = 0
-    while at < len(data):
-        key, at = _integer(data, at)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, at = _integer(data, at)
-        else:
-            size, at = _integer(data, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)
-            if at + size > len(data):
-                raise IndexError(f"a field of {size} bytes goes beyond its end")
-            value, at = data[at : at + size], at + size
-        yield number, value
-
-
-def _integer(data: bytes, at: int) -> tuple[int, int]:
-    """Decodes the integer at `at` (7 bits per byte, lowest first); also returns the next offset."""
-    value = 0
-    for place in range(10):
-        byte = data[at + place]
-        value |= (byte & 127) << 7 * place
-        if byte < 128:
-            return value, at + place + 1
-    raise IndexError("an integer has more than 10 bytes")
-
-
-def _piece(data: bytes) -> Piece:
-    fields = dict(_fields(data))
-    (score,) = struct.unpack("<f", fields.get(2, bytes(4)))
-    return Piece(fields.get(1, b"").decode(), score, fields.get(3, 1))
-
-
-def of_t5(path: Path, num_sentinels: int = 100) -> tokenizers.Tokenizer:
-    """Returns the tokenizer of T5 and relatives: the pieces, then <extra_id_99> … <extra_id_0>."""
     model = read_unigram(path)
     sentinels = [Piece(f"<extra_id_{n}>", 0.0, _CONTROL) for n in reversed(range(num_sentinels))]
     return _backend(model, [*model.pieces, *sentinels])
 
 
-def of_marian(path: Path, ids: dict[str, int]) -> tokenizers.Tokenizer:
-    """Returns Marian's tokenizer of sources.
+def marian_tokenizer(path: Path, ids: dict[str, int]) -> tokenizers.Tokenizer:
+    """Returns Marian's tokenizer for source texts.
 
-    The pieces are those of source.spm, with the ids of vocab.json. That file holds the pieces of
-    targets too. A character that only target pieces contain is encoded as the target's piece, not
-    as the unknown token.
+    The pieces come from source.spm, and their ids from vocab.json, which also contains the pieces
+    of target texts. The tokenizer uses the latter only for characters that the pieces of source.spm
+    do not cover. A character that no piece covers becomes the unknown token.
 
     Args:
-      path: The file source.spm.
-      ids: The content of vocab.json.
+        path: The file source.spm.
+        ids: The content of vocab.json.
     """
     model = read_unigram(path)
     known = {piece.text: piece for piece in model.pieces}
     if sorted(ids.values()) != list(range(len(ids))):
-        raise ValueError(f"{path.parent / 'vocab.json'}: the ids are not 0 … {len(ids) - 1}")
+        raise ValueError(f"{path.parent / 'vocab.json'}: the ids must be 0 to {len(ids) - 1}")
     pieces = []
     for text in sorted(ids, key=ids.__getitem__):
         kind = _USER_DEFINED if _LANGUAGE.fullmatch(text) else _CONTROL if text == "<pad>" else 1
@@ -128,7 +118,7 @@ def of_marian(path: Path, ids: dict[str, int]) -> tokenizers.Tokenizer:
 
 
 def _backend(model: Unigram, pieces: list[Piece]) -> tokenizers.Tokenizer:
-    """Builds a tokenizer from the pieces, ordered by id, that appends </s> to a text."""
+    """Builds a tokenizer that appends </s> to a text; `pieces` are ordered by id."""
     (unknown,) = (n for n, piece in enumerate(pieces) if piece.kind == _UNKNOWN)
     has_bytes = any(piece.kind == _BYTE for piece in pieces)
     scores = [(piece.text, piece.score) for piece in pieces]
@@ -137,7 +127,8 @@ def _backend(model: Unigram, pieces: list[Piece]) -> tokenizers.Tokenizer:
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.merge_spaces:
-        # Strip() would remove other spaces too, such as U+0085, that sentencepiece keeps.
+        # The normalizer `Strip` would also remove other spaces, such as U+0085, which sentencepiece
+        # preserves.
         for pattern, text in ((" {2,}", " "), (r"\A | \z", "")):
             steps.append(normalizers.Replace(tokenizers.Regex(pattern), text))
     backend.normalizer = normalizers.Sequence(steps)

@@ -1,6 +1,6 @@
-"""Settings files of a vocabulary, and their contradictions to a `tokenizer.json`.
+"""Reads the settings files of a tokenizer, and compares them with tokenizer.json.
 
-They are tokenizer_config.json, special_tokens_map.json and added_tokens.json.
+The settings files are tokenizer_config.json, special_tokens_map.json and added_tokens.json.
 
 Reference: `PreTrainedTokenizerBase._from_pretrained` of transformers 5.
 """
@@ -13,22 +13,22 @@ from tokenizers import AddedToken
 
 from jaxformer.artifacts.files import read_optional
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import steps_of
 from jaxformer.artifacts.tokenizer_files import ADDED, CONFIG, MAP
+from jaxformer.artifacts.tokenizer_parts import list_steps
 
 LISTS = ("additional_special_tokens", "extra_special_tokens")
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
 class TokenizerSettings(NamedTuple):
-    """Contents of the settings files of a vocabulary.
+    """Contents of the settings files of a tokenizer.
 
     Attributes:
-      folder: The folder that they are in.
-      options: tokenizer_config.json, with the entries of special_tokens_map.json.
-      named: The special tokens by their role, such as "eos_token".
-      added: Tokens that are added to the vocabulary, by id.
-      extra: Further special tokens, without ids.
+        folder: The folder of the files.
+        options: The content of tokenizer_config.json, with the entries of special_tokens_map.json.
+        named: The special tokens by role, such as "eos_token".
+        added: Tokens that are added to the vocabulary, by id.
+        extra: Additional special tokens, without ids.
     """
 
     folder: Path
@@ -39,13 +39,14 @@ class TokenizerSettings(NamedTuple):
 
 
 def read_settings(folder: Path) -> TokenizerSettings:
-    """Reads the settings files of a vocabulary. A missing file counts as empty.
+    """Reads the settings files of a tokenizer; a missing file counts as empty.
 
     As in transformers, special_tokens_map.json and added_tokens.json are used only if
     tokenizer_config.json has no `added_tokens_decoder`.
 
     Raises:
-      ValueError: If an entry is malformed; the message names the file and the key.
+        ValueError: An option or a token in a file is malformed. The message gives the file and
+            the key.
     """
     path = folder / CONFIG
     options = read_optional(path)
@@ -74,7 +75,7 @@ def _tokens(options: dict[str, Any], key: str, path: Path) -> Iterable[AddedToke
 
 
 def _token(value: Any, path: Path, key: str) -> AddedToken:
-    """Returns a special token from its text, or from an object with its text and flags."""
+    """Returns a special token; `value` is its text, or an object with its text and flags."""
     if isinstance(value, str) and value:
         return AddedToken(value, special=True, normalized=False)
     return _added_token(value, path, key, {"special": True})
@@ -85,15 +86,17 @@ def _added_token(value: Any, path: Path, key: str, more: dict[str, bool]) -> Add
     flags = {x: value[x] for x in FLAGS if x in value} if is_token else {}
     if not is_token or not value["content"] or any(type(x) is not bool for x in flags.values()):
         raise ValueError(
-            f"{path}: {key} is {value!r}; it must be a token: its text, or an object with "
-            f"'content' and {', '.join(FLAGS)}, each true or false"
+            f"{path}: {key} is {value!r}; it must be the text of a token, or an object with "
+            f"'content' and the flags {', '.join(FLAGS)}, each true or false"
         )
     return AddedToken(value["content"], **flags | more)
 
 
 def _decoder(value: Any, path: Path) -> dict[int, AddedToken]:
     if not isinstance(value, dict) or not all(x.isascii() and x.isdigit() for x in value):
-        raise ValueError(f"{path}: added_tokens_decoder must be an object with ids as its keys")
+        raise ValueError(
+            f"{path}: added_tokens_decoder must be a JSON object whose keys are token ids"
+        )
     return {
         int(key): _added_token(entry, path, f"added_tokens_decoder[{key!r}]", {})
         for key, entry in value.items()
@@ -105,7 +108,7 @@ def _added(path: Path, special: Iterable[str]) -> dict[int, AddedToken]:
     for text, number in read_optional(path).items():
         if type(number) is not int or number < 0 or not text or number in added:
             raise ValueError(
-                f"{path}: {text!r} is {number!r}; it must be an id that no other token has"
+                f"{path}: {text!r} is {number!r}; it must be a token id that no other token has"
             )
         is_special = text in special
         added[number] = AddedToken(text, normalized=not is_special, special=is_special)
@@ -116,11 +119,11 @@ def _added(path: Path, special: Iterable[str]) -> dict[int, AddedToken]:
 
 
 def contradictions(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
-    """Yields a sentence for each contradiction between tokenizer.json and the settings files.
+    """Yields a message for each contradiction between tokenizer.json and the settings files.
 
     Args:
-      tokenizer: The tokenizer that was read from tokenizer.json.
-      settings: The settings files.
+        tokenizer: The tokenizer that was read from tokenizer.json.
+        settings: The settings files.
     """
     for key, ours in _settings(tokenizer.parts).items():
         theirs = settings.options.get(key)
@@ -131,8 +134,8 @@ def contradictions(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator
 
 
 def _settings(content: dict[str, Any]) -> dict[str, bool]:
-    """Returns the options of tokenizer_config.json that tokenizer.json decides, with its values."""
-    steps = steps_of(content, "normalizer")
+    """Returns the options of tokenizer_config.json that have the same effect as tokenizer.json."""
+    steps = list_steps(content, "normalizer")
     kinds = {step.get("type"): step for step in reversed(steps)}
     options = {"do_lower_case": "Lowercase" in kinds, "strip_accents": "StripAccents" in kinds}
     if (bert := kinds.get("BertNormalizer")) is not None:
@@ -140,7 +143,7 @@ def _settings(content: dict[str, Any]) -> dict[str, bool]:
         options["do_lower_case"] |= lower
         options["strip_accents"] = lower if accents is None else bool(accents)
         options["tokenize_chinese_chars"] = bool(bert.get("handle_chinese_chars"))
-    for step in steps_of(content, "pre_tokenizer"):
+    for step in list_steps(content, "pre_tokenizer"):
         prefix = step.get("add_prefix_space")
         if step.get("type") == "ByteLevel":
             options["add_prefix_space"] = bool(prefix) or options.get("add_prefix_space", False)
@@ -156,22 +159,23 @@ def _added_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[
         place, entry = tokenizer.token_to_id(token.content), entries.get(token.content)
         name = f"the added token {token.content!r}"
         if place != number:
-            where = "has no such token" if place is None else f"has it at {place}"
+            where = "has no such token" if place is None else f"has this token with the id {place}"
             yield f"{name} has the id {number} in the settings files, but tokenizer.json {where}"
         elif entry is None:
-            yield f"{name} is found in texts by {CONFIG}, but not by tokenizer.json"
+            yield f"{CONFIG} contains {name}, but in tokenizer.json it is not an added token"
         else:
             for flag in ("special",) if entry["special"] else FLAGS:
                 theirs, ours = getattr(token, flag), entry[flag]
                 if theirs != ours:
-                    has = f"has {flag} {theirs} in the settings files"
-                    yield f"{name} {has}, but tokenizer.json has {ours}"
+                    has = f"{flag} is {theirs} in the settings files"
+                    yield f"{name}: {has}, but {ours} in tokenizer.json"
 
 
 def _named_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[str]:
-    """Yields contradictions about the tokens that begin and end a text.
+    """Yields messages if the files disagree about the tokens that begin or end a text.
 
-    The settings files must agree with the ids of config.json and with tokenizer.json's template.
+    The function compares the settings files with the special ids in config.json, and with the
+    tokens that the template in tokenizer.json adds.
     """
     begin = () if tokenizer.special.begin is None else (tokenizer.special.begin,)
     expected = {"eos_token": tokenizer.special.stop_tokens, "bos_token": begin}
@@ -180,7 +184,7 @@ def _named_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[
             continue
         place = tokenizer.token_to_id(token.content)
         if place is None:
-            yield f"{CONFIG} has {role} {token.content!r}, which tokenizer.json does not have"
+            yield f"{CONFIG} has {role} {token.content!r}, but tokenizer.json has no such token"
         elif ids and place not in ids:
             other = " and ".join(map(str, ids))
             yield f"{CONFIG} has {role} {token.content!r} (id {place}), but {role}_id is {other}"
@@ -190,5 +194,5 @@ def _named_tokens(tokenizer: Subwords, settings: TokenizerSettings) -> Iterator[
         if type(value) is bool and token is not None:
             has = tokenizer.token_to_id(token.content) in ids
             if has != value:
-                does = "adds it" if has else "does not add it"
-                yield f"{CONFIG} has add_{role} {value}, but tokenizer.json {does}"
+                does = "adds" if has else "does not add"
+                yield f"{CONFIG} has add_{role} {value}, but tokenizer.json {does} this token"

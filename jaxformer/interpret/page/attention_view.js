@@ -8,7 +8,7 @@ export function attentionView(store, panel) {
   const { values } = store;
   const view = { id: "attention", title: "Attention" };
   if (values.kinds.length === 0) {
-    view.element = el("div", {}, [card("Attention", [note(`A model of kind "${store.data.kind}" has no attention heads.`)])]);
+    view.element = el("div", {}, [card("Attention", [note(`A model of type "${store.data.kind}" does not have attention heads.`)])]);
     view.update = () => panel.shade(null);
     return view;
   }
@@ -121,7 +121,7 @@ function strengthControl(store) {
   });
   const off = button("Switch off", () => apply(values.strengths[index()] === 0 ? 1 : 0), { "aria-pressed": "false" });
   const reset = button("Reset all heads", () => store.resetStrengths());
-  const about = note("The factor of the head's output. 0 removes the head, and the page computes the model again.");
+  const about = note("Factor for the head's output; 0 ablates the head. The page then recomputes the model.");
   const element = el("div", { class: "strength" }, [
     el("h3", { text: "Change this head" }), control.element, el("div", { class: "buttons" }, [off, reset]), about,
   ]);

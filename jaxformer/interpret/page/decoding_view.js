@@ -9,7 +9,7 @@ export function decodingView(store) {
   const { values, data } = store;
   const view = { id: "decoding", title: "Decoding", temperature: 1, topP: 1 };
   if (data.config.bidirectional) {
-    const reason = "An encoder reads the whole text at once. It has no cache and generates no text.";
+    const reason = "An encoder reads the whole text in one pass. It does not use a cache or generate text.";
     view.element = el("div", {}, [card("Decoding", [note(reason)])]);
     view.update = () => {};
     return view;
@@ -45,8 +45,8 @@ export function decodingView(store) {
   const bars = el("div", {});
   const facts = el("p", { class: "note", "aria-live": "polite" });
   const stepNote = note(values.live
-    ? "Each step reads one token: it adds one key and one value to each layer's cache and gives the next distribution."
-    : "This page holds captured values, so the steps follow the text.");
+    ? "Each step reads one token, adds a key and a value to each layer's cache, and predicts the next token."
+    : "This page shows captured values, so the steps follow the given text.");
   view.element = el("div", { class: "columns narrow" }, [
     card("Step", [text, el("div", { class: "buttons" }, buttons), stepNote, el("h3", { text: "Cache" }), cache]),
     card("Next token", [temperature.element, topP.element, facts, bars]),
@@ -85,7 +85,7 @@ function entropyOf(tokens) {
 /** Returns a picture of the cache: a row for each layer, a cell for each slot. */
 function cachePicture(config, read) {
   const layers = config.num_layers;
-  if (!config.num_kv_heads) return note(`A model of this kind keeps one state of fixed size for each of its ${layers} layers.`);
+  if (!config.num_kv_heads) return note(`This recurrent model stores one state of fixed size for each of its ${layers} layers.`);
   const slots = config.max_length, width = 300, high = Math.min(14, 150 / layers);
   const filled = (read / slots) * width;
   const rows = Array.from({ length: layers }, (_, layer) => [

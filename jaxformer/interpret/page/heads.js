@@ -53,7 +53,7 @@ export function attentionRow(model, run, layer, head, query, out) {
     let sum = 0;
     const at = j * keyWidth + k;
     for (let i = 0; i < dim; i++) sum += queries[q + i] * keys[at + i];
-    const score = softCap(scale * sum, config.attention_cap) + scoreBias(config, head, query, j);
+    const score = softCap(scale * sum, config.attention_softcap) + scoreBias(config, head, query, j);
     out[j - first] = score;
     if (score > largest) largest = score;
   }

@@ -4,13 +4,13 @@ import { card, el, note, percent } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { createWorker } from "./store.js";
 
-const ABOUT = "If the remaining layers were skipped: the final norm and the head read the residual stream after each layer.";
+const ABOUT = "Logit lens: the final norm and the output head applied to the residual stream after each layer.";
 
 export function lensView(store) {
   const { values, data } = store;
   const view = { id: "lens", title: "Layers" };
   if (!values.numStates) {
-    const reason = `A model of kind "${data.kind}" has no residual stream of blocks.`;
+    const reason = `A model of type "${data.kind}" does not have a residual stream.`;
     view.element = el("div", {}, [card("Predictions after each layer", [note(reason)])]);
     view.update = () => {};
     return view;

@@ -38,7 +38,7 @@ async function startPage() {
 function pageHead(data, status) {
   const facts = data.facts.map(([name, value]) => el("span", { class: "fact" }, [el("b", { text: value }), ` ${name === "kind" ? "" : name}`]));
   const mode = data.mode === "live"
-    ? "Live: this page holds the weights and computes the model."
+    ? "Live: this page contains the weights and runs the model in your browser."
     : `Captured: ${data.reason}, so this page shows values that JAX computed.`;
   const agreement = el("span", { id: "agreement" });
   const theme = button("", () => setTheme(isDark() ? "light" : "dark"), { class: "theme" });

@@ -145,8 +145,8 @@ function* runLayer(model, run, index, from) {
     attendRows(model, run, index, first, num);
     layer.attention.set(linear(layer.heads, first, num, weights.attention.output), first * dim);
     const h = addResidual(model, weights, "attention", x, layer.attention, first, num);
-    const name = config.parallel === "one_norm" ? "attention" : "feedforward";
-    const input = config.parallel === "no" ? h : x.slice(first * dim, (first + num) * dim);
+    const name = config.parallel_block === "shared_norm" ? "attention" : "feedforward";
+    const input = config.parallel_block === "none" ? h : x.slice(first * dim, (first + num) * dim);
     const normed = normBefore(model, index, name, input, 0, num);
     layer.feedforward.set(feedForward(config, weights.feedforward, normed, num), first * dim);
     const y = addResidual(model, weights, "feedforward", h, layer.feedforward, first, num, 0);
@@ -164,7 +164,7 @@ function* rowChunks(from, length) {
 function normBefore(model, index, name, x, first, num) {
   const { config } = model;
   const dim = config.embed_dim;
-  const isBefore = config.norm_position === "pre" || config.norm_position === "both";
+  const isBefore = config.norm_position === "pre" || config.norm_position === "sandwich";
   const isOff = name === "attention" && !config.layers[index].first_attention_norm;
   if (!isBefore || isOff) return x.slice(first * dim, (first + num) * dim);
   return normalizeRows(x, first, num, model.layers[index][`${name}_norm`], config);
@@ -175,8 +175,8 @@ function addResidual(model, weights, name, x, y, first, num, xFirst = first) {
   const { config } = model;
   const dim = config.embed_dim;
   let sum = y.slice(first * dim, (first + num) * dim);
-  if (config.norm_position === "output" || config.norm_position === "both") {
-    const norm = config.norm_position === "both" ? `${name}_output_norm` : `${name}_norm`;
+  if (config.norm_position === "post_sublayer" || config.norm_position === "sandwich") {
+    const norm = config.norm_position === "sandwich" ? `${name}_output_norm` : `${name}_norm`;
     sum = normalizeRows(sum, 0, num, weights[norm], config);
   }
   if (config.residual) {
@@ -208,7 +208,7 @@ export function stateLogits(model, run, index, position) {
   const logits = model.head?.kernel
     ? linear(x, 0, 1, { kernel: model.head.kernel, inputs: x.length, outputs: config.vocab_size })
     : tableProducts(model.embedding.tokens, x, config.embed_dim);
-  return logits.map((y, i) => softCap(bias ? y + bias[i] : y, config.logits_cap));
+  return logits.map((y, i) => softCap(bias ? y + bias[i] : y, config.logits_softcap));
 }
 
 /** Returns the logits of a position, computed once for each run. */

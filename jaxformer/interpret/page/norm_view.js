@@ -45,7 +45,7 @@ export function normView(store) {
   const results = el("div", { class: "stack" }, [
     card("Before and after", [figures]),
     card("Pre-norm beside post-norm", [
-      note("A sub-layer adds a to x. Pre-norm keeps the sum as it is, so the stream grows. Post-norm normalises the sum."), beside, depth,
+      note("A sub-layer adds its output a to the stream x. Pre-norm leaves the sum unchanged, so the stream grows. Post-norm normalises the sum."), beside, depth,
     ]),
   ]);
   view.element = el("div", { class: "columns narrow" }, [controls, results]);
@@ -95,7 +95,7 @@ function learnedText(store, view) {
   const norm = view.source === "model" && store.values.norm(view.layer);
   if (!norm?.scale) return "";
   const offset = store.data.config.norm === "rms_one_plus" ? 1 : 0;
-  const kind = store.data.config.norm === "layer" ? "LayerNorm" : "RMSNorm, which subtracts no mean and has no β";
+  const kind = store.data.config.norm === "layer" ? "LayerNorm" : "RMSNorm, which does not subtract the mean and does not have β";
   const scale = `γ from ${(offset + Math.min(...norm.scale)).toFixed(2)} to ${(offset + Math.max(...norm.scale)).toFixed(2)}`;
   const bias = norm.bias ? ` and β from ${Math.min(...norm.bias).toFixed(2)} to ${Math.max(...norm.bias).toFixed(2)}` : "";
   return `This model uses ${kind}. In this layer it learned ${scale}${bias}, one for each feature.`;

@@ -18,7 +18,7 @@ export function textPanel(store) {
     strip.element,
   ]);
   const prediction = el("div", { class: "prediction", "aria-live": "polite" });
-  const tools = values.live ? editTools(store) : note("This page holds captured values, so the text cannot be edited.");
+  const tools = values.live ? editTools(store) : note("This page shows captured values, so the text cannot be edited.");
   const left = el("div", {}, [strips, tools.element ?? tools]);
   const element = card("Text", [el("div", { class: "split" }, [left, prediction])]);
   const panel = { element, strip, shaded: null };

@@ -1,1 +1,1 @@
-"""Builds a `functional.model.Model` from the config of each kind."""
+"""Functions that build a `functional.model.Model` from a config."""

@@ -2,52 +2,46 @@
 
 from functools import cache
 
-from jaxformer.functional.embedding import Embedding, embedding_stddev
-from jaxformer.functional.layers.convolution import Convolution, causal_offsets, centred_offsets
+from jaxformer.functional.embedding import Embedding, TokenVectors, embedding_stddev
+from jaxformer.functional.layers.convolution import Convolution, causal_offsets
 from jaxformer.functional.layers.layer import Residual
-from jaxformer.functional.layers.sublayer import Initial
+from jaxformer.functional.layers.plain import Plain
 from jaxformer.functional.model import Model
 from jaxformer.functional.stack import Stack
-from jaxformer.models.builders.parts import head_of, norm_of
+from jaxformer.models.builders.parts import build_head, build_norm
 from jaxformer.models.config import ConvolutionalConfig
 
 
 @cache
-def convolutional_of(config: ConvolutionalConfig) -> Model:
-    """Returns the convolutional language model that a config describes.
+def build_convolutional(config: ConvolutionalConfig) -> Model:
+    """Builds the convolutional language model of a config.
 
-    The dilation of a layer is `dilation_growth` to the power of its number.
+    Layer i has the dilation `dilation_growth` ** i.
     """
-    dim, norm = config.embed_dim, norm_of(config)
-    offsets = causal_offsets if config.causal else centred_offsets
+    dim, norm = config.embed_dim, build_norm(config)
+    part = Residual if config.residual else Plain
+    dilations = (config.dilation_growth**number for number in range(config.num_layers))
     layers = tuple(
         (
-            Residual(
-                Convolution(
-                    offsets(config.kernel_size, config.dilation_growth**number), config.activation
-                ),
+            part(
+                Convolution(causal_offsets(config.kernel_size, dilation), config.activation),
                 norm,
-                adds=config.residual,
                 dropout=config.dropout,
             ),
         )
-        for number in range(config.num_layers)
+        for dilation in dilations
     )
-    stddev = embedding_stddev(dim, passes_on=not config.residual and norm is None)
-    initial = Initial(
-        config.num_layers if config.residual else None,
-        norm is not None,
-        stddev if norm is None else 1.0,
-    )
+    passes_on = not config.residual and norm is None
+    stddev = embedding_stddev(dim, passes_on=passes_on)
     return Model(
         Embedding(
-            config.vocab_size,
+            TokenVectors(config.vocab_size),
             dim,
             config.max_length,
             stddev=stddev,
             dtype=config.dtype,
             dropout=config.dropout,
         ),
-        Stack(layers, dim, norm, initial=initial),
-        head_of(config, dim),
+        Stack(layers, dim, norm, input_stddev=stddev if passes_on else 1.0),
+        build_head(config, dim),
     )

@@ -1,41 +1,50 @@
-"""Parts that models of several kinds have: norms, heads, and layers that the caller defines."""
+"""Builders of norms and heads for several architectures, and checks of user-defined layers."""
 
 from collections import Counter
 from dataclasses import replace
 from functools import cache
 
-from jaxformer.functional.layers.layer import Layer, Parallel, Residual, sublayers_of
+from jaxformer.functional.embedding import FeatureVectors, InputVectors, TokenVectors
+from jaxformer.functional.layers.layer import Layer, Parallel, Residual, list_sublayers
 from jaxformer.functional.layers.norms import NORMS, Norm
 from jaxformer.functional.layers.sublayer import SubLayer
 from jaxformer.functional.model import Model
 from jaxformer.functional.outputs import Head
 from jaxformer.functional.stack import Stack
 from jaxformer.models.config import ConvolutionalConfig, RecurrentConfig
+from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.config.transformer import TransformerConfig
 
 
-def norm_of(config: TransformerConfig | ConvolutionalConfig) -> Norm | None:
-    """Returns the norm that a config describes; None if it has none."""
+def build_norm(config: TransformerConfig | ConvolutionalConfig) -> Norm | None:
+    """Builds the norm of a config; None if the config does not have a norm."""
     return NORMS[config.norm](config.norm_epsilon, bool(config.norm_bias))
 
 
-def head_of(config: TransformerConfig | ConvolutionalConfig | RecurrentConfig, dim: int) -> Head:
-    """Returns the head that a config describes; it reads `dim` features."""
-    tied, cap = config.tie_embeddings, config.logits_cap
+def build_head(config: TransformerConfig | ConvolutionalConfig | RecurrentConfig, dim: int) -> Head:
+    """Builds the output head of a config, for hidden states with `dim` features."""
+    tied, cap = config.tie_embeddings, config.logits_softcap
     return Head(config.vocab_size, dim, tied, config.head_bias, cap)
+
+
+def build_source_vectors(config: ReadsSource) -> InputVectors:
+    """Builds the embedding layer of a model's source."""
+    if config.source_features is not None:
+        return FeatureVectors(config.source_features)
+    return TokenVectors(config.num_source_ids)
 
 
 @cache
 def with_layers(architecture: Model, layers: tuple[Layer, ...]) -> Model:
-    """Returns the architecture with these layers in place of its own.
+    """Replaces the layers of an architecture.
 
     Raises:
-        ValueError: a layer is not accepted.
+        ValueError: The number of layers is wrong, or a layer or its width is invalid.
     """
     stack = architecture.stack
     if len(layers) != len(stack.layers):
         raise ValueError(
-            f"layers has {len(layers)} layers; num_layers of the config is {len(stack.layers)}"
+            f"layers has {len(layers)} entries, but the config has num_layers {len(stack.layers)}"
         )
     for number, layer in enumerate(layers):
         check_layer(layer, f"layers[{number}]")
@@ -45,17 +54,18 @@ def with_layers(architecture: Model, layers: tuple[Layer, ...]) -> Model:
 
 
 def check_widths(stack: Stack, head: Head | None) -> None:
-    """Raises ValueError unless each part of a layer accepts the features of the part before."""
+    """Raises ValueError if a width does not fit a residual connection or the output head."""
     for number, (layer, dim) in enumerate(zip(stack.layers, stack.dims, strict=False)):
         for part in layer:
+            output_dim = part.output_dim(dim)
             for sublayer in part.sublayers:
                 returned = sublayer.output_dim(dim)
-                if returned != dim and (isinstance(part, Parallel) or part.adds):
+                if returned != output_dim:
                     raise ValueError(
                         f"layers[{number}]: the sub-layer {sublayer.name!r} returns {returned} "
-                        f"features, which cannot be added to its input of {dim}"
+                        f"features; with a residual connection, it must return {dim} features"
                     )
-            dim = part.output_dim(dim)
+            dim = output_dim
     if head is not None and stack.dims[-1] != head.dim:
         raise ValueError(
             f"layers: the last layer returns {stack.dims[-1]} features; the head reads {head.dim}"
@@ -63,20 +73,24 @@ def check_widths(stack: Stack, head: Head | None) -> None:
 
 
 def check_layer(layer: Layer, where: str) -> None:
-    """Raises ValueError unless this is a layer."""
+    """Raises ValueError unless `layer` is a tuple of `Residual`, `Plain` and `Parallel`."""
     if not isinstance(layer, tuple) or not layer:
-        raise ValueError(f"{where} is a {type(layer).__name__}; it must be a tuple of parts")
+        raise ValueError(
+            f"{where} is a {type(layer).__name__}; it must be a tuple of at least one Residual, "
+            "Plain or Parallel"
+        )
     for part in layer:
         if not isinstance(part, Residual | Parallel):
             raise ValueError(
-                f"{where} has a {type(part).__name__}; its parts must be Residual or Parallel"
+                f"{where} has a {type(part).__name__}; its entries must be Residual, Plain or "
+                "Parallel"
             )
-    for sublayer in sublayers_of(layer):
+    for sublayer in list_sublayers(layer):
         if not isinstance(sublayer, SubLayer):
             raise ValueError(
                 f"{where} has the sub-layer {type(sublayer).__name__}; it must be a SubLayer"
             )
-    name, count = Counter(sublayer.name for sublayer in sublayers_of(layer)).most_common(1)[0]
+    name, count = Counter(sublayer.name for sublayer in list_sublayers(layer)).most_common(1)[0]
     if count > 1:
         raise ValueError(
             f"{where} has {count} sub-layers named {name!r}; their weights need different names"

@@ -1,4 +1,4 @@
-"""Builds the value of a Transformer from its config."""
+"""Builds Transformer architectures from their configs."""
 
 from dataclasses import replace
 from functools import cache
@@ -7,8 +7,10 @@ from jaxformer.functional.attention.masks import Causal, Mask, Near, Packed, Pre
 from jaxformer.functional.attention.scores import Alibi, RelativePositions
 from jaxformer.functional.embedding import (
     Embedding,
+    InputVectors,
     LearnedPositions,
     SinusoidalPositions,
+    TokenVectors,
     embedding_stddev,
 )
 from jaxformer.functional.layers.attention import Attention, Rotary
@@ -18,36 +20,37 @@ from jaxformer.functional.layers.feedforward import FeedForward
 from jaxformer.functional.layers.gated_delta import GatedDelta
 from jaxformer.functional.layers.layer import Layer, Parallel, Residual
 from jaxformer.functional.layers.norms import Norm, Unapplied
+from jaxformer.functional.layers.plain import ActivatedFeedForward, MatchedAttention, Plain
 from jaxformer.functional.layers.short_convolution import ShortConvolution
-from jaxformer.functional.layers.sublayer import Initial, SubLayer
+from jaxformer.functional.layers.sublayer import SubLayer
 from jaxformer.functional.model import Model
 from jaxformer.functional.outputs import Pooler, Transform
 from jaxformer.functional.stack import Stack
-from jaxformer.models.builders.parts import head_of, norm_of
+from jaxformer.models.builders.parts import build_head, build_norm, build_source_vectors
 from jaxformer.models.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from jaxformer.models.config.transformer import TransformerConfig
 
 
 @cache
-def decoder_of(config: DecoderConfig, mask: Mask | None = None) -> Model:
-    """Returns the decoder that a resolved config describes.
+def build_decoder(config: DecoderConfig, mask: Mask | None = None) -> Model:
+    """Builds the decoder of a config from `ModelConfig.resolved`.
 
     Args:
         config: the config.
-        mask: the mask of self-attention within documents; None: the config's.
+        mask: the mask of self-attention within documents; defaults to the config's mask.
     """
-    head = head_of(config, config.embed_dim)
-    return Model(embedding_of(config), stack_of(config, mask), head)
+    head = build_head(config, config.embed_dim)
+    return Model(build_token_embedding(config), build_stack(config, mask), head)
 
 
 @cache
-def encoder_of(config: EncoderConfig, mask: Mask | None = None) -> Model:
-    """Returns the encoder that a resolved config describes; see `decoder_of`."""
-    transform = Transform(config.activation, norm_of(config), config.use_bias)
+def build_encoder(config: EncoderConfig, mask: Mask | None = None) -> Model:
+    """Builds the encoder of a config from `ModelConfig.resolved`; see `build_decoder`."""
+    transform = Transform(config.activation, build_norm(config), config.use_bias)
     return Model(
-        embedding_of(config),
-        stack_of(config, mask),
-        head_of(config, config.embed_dim),
+        build_token_embedding(config),
+        build_stack(config, mask),
+        build_head(config, config.embed_dim),
         generates=False,
         transform=transform if config.transform else None,
         pooler=Pooler(config.use_bias, config.num_labels) if config.pooler else None,
@@ -55,37 +58,47 @@ def encoder_of(config: EncoderConfig, mask: Mask | None = None) -> Model:
 
 
 @cache
-def encoder_decoder_of(config: EncoderDecoderConfig, mask: Mask | None = None) -> Model:
-    """Returns the encoder–decoder that a resolved config describes; see `decoder_of`.
+def build_encoder_decoder(config: EncoderDecoderConfig, mask: Mask | None = None) -> Model:
+    """Builds the encoder-decoder of a config from `ModelConfig.resolved`; see `build_decoder`.
 
     Args:
         config: the config.
-        mask: the mask of the decoder's self-attention within documents; None: the config's.
+        mask: the mask of the decoder's self-attention within documents; defaults to the config's
+            mask.
     """
     encoder = config.encoder
     return Model(
-        embedding_of(config),
-        stack_of(config, mask, reads_source=True),
-        head_of(config, config.embed_dim),
-        encoder=Model(embedding_of(encoder), stack_of(encoder), generates=False),
-        shares_embedding=config.share_embeddings,
+        build_token_embedding(config),
+        build_stack(config, mask, reads_source=True),
+        build_head(config, config.embed_dim),
+        encoder=Model(
+            build_embedding(encoder, build_source_vectors(config)),
+            build_stack(encoder),
+            generates=False,
+        ),
+        shares_embedding=config.shares_table,
     )
 
 
-def embedding_of(config: TransformerConfig) -> Embedding:
-    """Returns the embedding that a resolved config describes."""
+def build_token_embedding(config: TransformerConfig) -> Embedding:
+    """Builds the token embedding of a config from `ModelConfig.resolved`."""
+    return build_embedding(config, TokenVectors(config.vocab_size))
+
+
+def build_embedding(config: TransformerConfig, vectors: InputVectors) -> Embedding:
+    """Builds an embedding, in which `vectors` converts token ids or features to vectors."""
     positions = None
     if config.positions == "learned":
         positions = LearnedPositions(config.max_length, config.position_offset)
     elif config.positions.startswith("sinusoidal"):
         positions = SinusoidalPositions(halves=config.positions == "sinusoidal_halves")
     return Embedding(
-        config.vocab_size,
+        vectors,
         config.embed_dim,
         config.max_length,
         positions,
         config.num_token_types,
-        norm_of(config) if config.embedding_norm else None,
+        build_norm(config) if config.embedding_norm else None,
         config.scale_embeddings,
         _token_stddev(config),
         config.dtype,
@@ -93,17 +106,17 @@ def embedding_of(config: TransformerConfig) -> Embedding:
     )
 
 
-def stack_of(
+def build_stack(
     config: TransformerConfig, mask: Mask | None = None, *, reads_source: bool = False
 ) -> Stack:
-    """Returns the layers that a resolved config describes.
+    """Builds the stack of layers of a config from `ModelConfig.resolved`.
 
     Args:
         config: the config.
-        mask: the mask of self-attention within documents; None: the config's.
+        mask: the mask of self-attention within documents; defaults to the config's mask.
         reads_source: whether the layers have cross-attention.
     """
-    norm, relative = norm_of(config), None
+    norm, relative = build_norm(config), None
     if config.positions == "relative":
         relative = RelativePositions(
             config.relative_buckets,
@@ -112,14 +125,13 @@ def stack_of(
             config.bidirectional,
         )
     layers = {x: _layer(x, mask, relative, reads_source) for x in dict.fromkeys(config.layers)}
-    num_layers = config.num_layers if config.residual else None
     return Stack(
         tuple(layers[x] for x in config.layers),
         config.embed_dim,
         None if config.norm_position == "post" else norm,
         config.output_scale,
         relative,
-        Initial(num_layers, norm is not None, _first_input_stddev(config)),
+        _first_input_stddev(config),
     )
 
 
@@ -129,16 +141,16 @@ def _layer(
     relative: RelativePositions | None,
     reads_source: bool,
 ) -> Layer:
-    """Returns the layer that the settings of one layer describe."""
-    attention = mixer_of(config, mask, relative)
-    feed_forward, norm = feed_forward_of(config), norm_of(config)
-    if config.parallel != "no":
-        shares_norm = config.parallel == "one_norm"
+    """Builds a layer from the settings of one layer."""
+    attention = build_mixer(config, mask, relative)
+    feed_forward, norm = build_feed_forward(config), build_norm(config)
+    if config.parallel_block != "none":
+        shares_norm = config.parallel_block == "shared_norm"
         crossed = (_cross_attention(config),) if reads_source else ()
         sublayers = (attention, *crossed, feed_forward)
         return (Parallel(sublayers, norm, shares_norm, config.dropout, crossed),)
     first = norm
-    precedes = config.norm_position in ("pre", "both")
+    precedes = config.norm_position in ("pre", "sandwich")
     if norm is not None and precedes and not config.first_attention_norm:
         first = Unapplied(norm) if config.num_layers > 1 else None
     parts = [_residual(attention, first, config), _residual(feed_forward, norm, config)]
@@ -147,34 +159,37 @@ def _layer(
     return tuple(parts)
 
 
-def mixer_of(
+def build_mixer(
     config: TransformerConfig,
     mask: Mask | None = None,
     relative: RelativePositions | None = None,
 ) -> SubLayer:
-    """Returns the sub-layer that reads other tokens in the layer of these settings."""
+    """Builds a layer's sub-layer that combines tokens, such as self-attention."""
     if isinstance(config, DecoderConfig):
         if config.layer_types == "short_convolution":
             return ShortConvolution(config.convolution_kernel_size, config.convolution_bias)
         if config.layer_types == "gated_delta":
-            return _gated_delta_of(config)
-    return attention_of(config, mask, relative)
+            return _build_gated_delta(config)
+    return build_attention(config, mask, relative)
 
 
-def _gated_delta_of(config: DecoderConfig) -> GatedDelta:
-    """Returns the gated delta rule that the settings of one layer describe."""
+def _build_gated_delta(config: DecoderConfig) -> GatedDelta:
+    """Builds the gated delta rule from the settings of one layer."""
     kernel_size, epsilon = config.convolution_kernel_size, config.norm_epsilon
     return GatedDelta(*config.delta_sizes, kernel_size, epsilon)
 
 
-def feed_forward_of(config: TransformerConfig) -> FeedForward | Experts:
-    """Returns the feed-forward layer, or the experts, that the settings of one layer describe."""
+def build_feed_forward(config: TransformerConfig) -> FeedForward | Experts:
+    """Builds the feed-forward layer, or the experts, from the settings of one layer."""
     sizes = config.sizes
     num_experts = config.num_experts
     if isinstance(num_experts, tuple):
-        raise ValueError("num_experts is a pattern; these must be the settings of one layer")
+        raise ValueError(
+            "num_experts has one value per layer; pass the config of one layer, from config.layers"
+        )
     width = sizes.expert_dim if num_experts else sizes.mlp_dim
-    layer = FeedForward(width, config.activation, config.output_activation, sizes.feedforward_bias)
+    kind = ActivatedFeedForward if config.output_activation else FeedForward
+    layer = kind(width, config.activation, sizes.feedforward_bias)
     if not num_experts:
         return layer
     shared = config.shared_expert_dim
@@ -190,43 +205,46 @@ def feed_forward_of(config: TransformerConfig) -> FeedForward | Experts:
 
 
 def _residual(sublayer: SubLayer, norm: Norm | None, config: TransformerConfig) -> Residual:
-    """Returns a sub-layer with its norms and its residual."""
+    """Adds norms, dropout and, if the config has them, residual connections to a sub-layer."""
     position = config.norm_position
-    return Residual(
+    return (Residual if config.residual else Plain)(
         sublayer,
         norm,
-        "pre" if position == "both" else position,
-        norm_of(config) if position == "both" else None,
-        config.residual,
+        "pre" if position == "sandwich" else position,
+        build_norm(config) if position == "sandwich" else None,
         config.dropout,
     )
 
 
-def attention_of(
+def build_attention(
     config: TransformerConfig,
     mask: Mask | None = None,
     relative: RelativePositions | None = None,
 ) -> Attention:
-    """Returns the self-attention that the settings of one layer describe."""
+    """Builds self-attention from the settings of one layer."""
     sizes, base = config.sizes, config.rotary_base
-    if isinstance(base, tuple):
-        raise ValueError("rotary_base is a pattern; these must be the settings of one layer")
+    scaling = config.rotary_scaling
+    if isinstance(base, tuple) or isinstance(scaling, tuple):
+        raise ValueError(
+            "rotary_base or rotary_scaling has one value per layer; pass the config of one layer, "
+            "from config.layers"
+        )
     rotary = Rotary(
         base,
         config.rotary_fraction,
         config.rotary_interleaved,
-        config.rotary_scaling,
+        scaling,
     )
-    return Attention(
+    return (Attention if config.residual else MatchedAttention)(
         config.num_heads,
         sizes.num_kv_heads,
         sizes.head_dim,
         self_attention_mask(config, mask),
         rotary if config.positions == "rotary" else None,
-        None if config.query_key_norm == "none" else norm_of(config),
+        None if config.query_key_norm == "none" else build_norm(config),
         config.query_key_norm == "all",
         config.attention_scale,
-        config.attention_cap,
+        config.attention_softcap,
         Alibi(config.num_heads) if config.positions == "alibi" else relative,
         sizes.query_key_value_bias,
         sizes.attention_output_bias,
@@ -242,17 +260,17 @@ def _cross_attention(config: TransformerConfig) -> CrossAttention:
         sizes.num_kv_heads,
         sizes.head_dim,
         config.attention_scale,
-        config.attention_cap,
+        config.attention_softcap,
         sizes.query_key_value_bias,
         sizes.attention_output_bias,
     )
 
 
 def self_attention_mask(config: TransformerConfig, mask: Mask | None = None) -> Mask:
-    """Returns the mask of self-attention in a layer, which holds within each document.
+    """Returns the mask of self-attention in a layer, within each document.
 
-    It is `mask` if that is not None. Otherwise an encoder has the config's window or no
-    restriction, and a decoder is causal, or has a prefix, with the config's window.
+    A given `mask` is returned unchanged. Otherwise, the mask of a decoder is causal or has a
+    prefix, the mask of an encoder allows all tokens, and both are limited to the config's window.
     """
     if mask is not None:
         return mask & Packed()
@@ -271,8 +289,8 @@ def _token_stddev(config: TransformerConfig) -> float:
 
 
 def _first_input_stddev(config: TransformerConfig) -> float:
-    """Returns the standard deviation of the input of the first attention: 1 after a norm."""
-    is_normed_before = config.norm_position in ("pre", "both") and config.first_attention_norm
+    """Returns the standard deviation of the first attention's input, which is 1 after a norm."""
+    is_normed_before = config.norm_position in ("pre", "sandwich") and config.first_attention_norm
     if config.norm != "none" and (config.embedding_norm or is_normed_before):
         return 1.0
     tokens = _token_stddev(config) * (config.embed_dim**0.5 if config.scale_embeddings else 1.0)

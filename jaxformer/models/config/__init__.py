@@ -1,8 +1,8 @@
-"""Model configs, one class for each kind of model, and the execution options (`Execution`).
+"""Model configs, one class per architecture, and the execution options (`Execution`).
 
-A model config describes the mathematics; it holds no mode (training or inference), mesh or random
-key. All classes are frozen and hashable. They do not import JAX, so that the command line can print
-its help without loading it.
+A model config describes only the mathematics: the mode (training or inference), the mesh and random
+keys are not part of it. All classes are frozen and hashable. This package does not import JAX, so
+that the command line prints its help quickly.
 """
 
 from jaxformer.models.config.baselines import ConvolutionalConfig, RecurrentConfig
@@ -17,7 +17,8 @@ from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.presets import PRESETS, preset
 from jaxformer.models.config.transformer import RotaryScaling
 
-# Names of the model kinds, as in `jaxformer train --model`, in runs and in saved folders.
+# Config classes by the name of the architecture, as in `jaxformer train --model` and in saved
+# folders.
 KINDS = {
     "decoder": DecoderConfig,
     "encoder": EncoderConfig,
@@ -28,11 +29,11 @@ KINDS = {
 }
 
 
-def kind_of(config: ModelConfig) -> str:
-    """Returns the name of a config's model kind, a key of `KINDS`."""
+def architecture_name(config: ModelConfig) -> str:
+    """Returns the name of a config's architecture, a key of `KINDS`."""
     return next(name for name, kind in KINDS.items() if type(config) is kind)
 
 
 __all__ = ["KINDS", "PRESETS", "ConvolutionalConfig", "DecoderConfig", "EncoderConfig"]
 __all__ += ["EncoderDecoderConfig", "Execution", "RecurrentConfig"]
-__all__ += ["RecurrentEncoderDecoderConfig", "RotaryScaling", "kind_of", "preset"]
+__all__ += ["RecurrentEncoderDecoderConfig", "RotaryScaling", "architecture_name", "preset"]

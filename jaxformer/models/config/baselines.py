@@ -1,4 +1,4 @@
-"""Configs of the language models that Transformers are compared with: RNN, LSTM and CNN."""
+"""Configs of baseline language models: RNN, LSTM and CNN."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,7 +13,7 @@ from jaxformer.models.config.transformer import Plain
 class RecurrentConfig(ModelConfig):
     """Config of an RNN or LSTM language model.
 
-    `resolved` replaces a size that is None by its value, computed from the other fields.
+    `resolved` replaces each size that is None by a value computed from the other fields.
     """
 
     vocab_size: int = 50_257
@@ -27,7 +27,7 @@ class RecurrentConfig(ModelConfig):
     embed_dim: int = 512
     """width of the token embeddings"""
     hidden_dim: int | None = None
-    """width of the hidden states; None: embed_dim"""
+    """width of the hidden states; default: embed_dim"""
     tie_embeddings: bool = True
     """use the token embedding, transposed, as the output projection"""
     head_bias: bool = True
@@ -44,7 +44,7 @@ class RecurrentConfig(ModelConfig):
         check_fraction(self, "dropout")
         if self.tie_embeddings and self.hidden_dim not in (None, self.embed_dim):
             raise ValueError(
-                f"hidden_dim is {self.hidden_dim}; with tie_embeddings it must be embed_dim "
+                f"hidden_dim is {self.hidden_dim}; with tie_embeddings it must equal embed_dim "
                 f"({self.embed_dim})"
             )
 
@@ -76,9 +76,6 @@ class ConvolutionalConfig(ModelConfig):
     dilation_growth: int = 1
     """each layer's dilation divided by that of the layer below it; with 2, the dilations are 1, 2,
     4, …"""
-    causal: bool = True
-    """the kernel at a position covers this position and earlier ones; False: the kernel is centred,
-    so that it covers later positions too"""
     activation: Plain = "relu"
     """activation after each convolution"""
     norm: Literal["layer", "rms", "none"] = "layer"
@@ -103,10 +100,6 @@ class ConvolutionalConfig(ModelConfig):
         check_at_least(1, self, "kernel_size", "dilation_growth")
         check_fraction(self, "dropout")
         check_positive(self, "norm_epsilon")
-        if not self.causal and self.kernel_size % 2 == 0:
-            raise ValueError(
-                f"kernel_size is {self.kernel_size}; it must be odd, because causal is False"
-            )
 
     @property
     def norm_bias(self) -> bool:

@@ -1,4 +1,4 @@
-"""Checks for the fields of configs. Errors name the field, its value and the accepted values.
+"""Checks of config fields. Errors name the field, its value and the accepted values.
 
 `check_fields` compares every field of a dataclass with its annotation. The annotations are also the
 schema of config.json: `from_fields` builds a dataclass from a JSON object and rejects unknown keys.
@@ -22,17 +22,19 @@ from typing import (
     get_type_hints,
 )
 
-from jaxformer.terminal import visible
+from jaxformer.terminal import did_you_mean, visible
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 type_hints = cache(get_type_hints)
 
-LARGEST = 2**31 - 1  # counts and sizes have 32 bits on the device
-# Building a model takes time for every layer, so a config file must not request a million of them.
+# Devices store counts and sizes as 32-bit integers.
+LARGEST = 2**31 - 1
+# Building each layer of a model takes time, so a config file must not request a million layers.
 _MOST = {"num_layers": 4096, "num_encoder_layers": 4096}
-_MOST_SHOWN = 80  # maximum number of characters of a value in a message
+# Messages show at most this many characters of a value.
+_MOST_SHOWN = 80
 _MISMATCH = object()
 _WORDS = {
     bool: "True or False",
@@ -48,15 +50,15 @@ _WORDS = {
 def check_fields(config: "DataclassInstance") -> None:
     """Checks and converts every field of a frozen dataclass by its annotation.
 
-    NumPy and JAX scalars become Python scalars, which JSON can store. Lists become tuples. Dicts
-    become the dataclass of the annotation. Integers must fit into 32 bits, except `seed`, which has
-    its own check.
+    NumPy and JAX scalars become Python scalars, which JSON can store. Lists become tuples.
+    A dictionary becomes an instance of the annotated dataclass. Integers must fit into 32 bits,
+    except `seed`, which is checked separately.
 
     Args:
         config: The dataclass instance; its fields are replaced in place.
 
     Raises:
-        ValueError: A field has the wrong type, or is none of the choices of a `Literal`.
+        ValueError: A field has a wrong type, or is not among the choices of a `Literal`.
     """
     for name in (field.name for field in fields(config)):
         value = converted(name, getattr(config, name), type_hints(type(config))[name])
@@ -71,23 +73,23 @@ def _check_entry(name: str, value: Any) -> None:
     if type(value) is int and value > most and name != "seed":
         raise ValueError(f"{name} is {shown(value)}; it must be at most {most}")
     if isinstance(value, str) and visible(value) != value:
-        raise ValueError(f"{name} is {shown(value)}; it must not hold control characters")
+        raise ValueError(f"{name} is {shown(value)}; it must not contain control characters")
 
 
 def from_fields(kind: type, content: dict) -> Any:
-    """Builds a dataclass from an object of a JSON file.
+    """Builds a dataclass from a JSON object.
 
     Args:
         kind: The dataclass.
-        content: The JSON object. Its keys must be fields of `kind`.
+        content: The JSON object, whose keys are names of fields of `kind`.
 
     Raises:
-        ValueError: A key is unknown or missing, or `kind` rejects a value.
+        ValueError: A key is unknown or missing, or the dataclass rejects a value.
     """
     unknown = [name for name in content if name not in kind.__dataclass_fields__]
     if unknown:
-        names = ", ".join(map(shown, unknown))
-        raise ValueError(f"{names} is no field of {kind.__name__}; remove it")
+        meant = did_you_mean(unknown[0], kind.__dataclass_fields__) or "; remove it"
+        raise ValueError(f"{kind.__name__} has no field {shown(unknown[0])}{meant}")
     for field in fields(kind):
         if field.default is field.default_factory is MISSING and field.name not in content:
             raise ValueError(f"{field.name} is missing; {kind.__name__} requires it")
@@ -95,7 +97,7 @@ def from_fields(kind: type, content: dict) -> Any:
 
 
 def converted(name: str, value: Any, hint: Any) -> Any:
-    """Returns the value, converted to the type of an annotation.
+    """Converts a value to the type of an annotation.
 
     Args:
         name: The field's name, for the error message.
@@ -103,7 +105,7 @@ def converted(name: str, value: Any, hint: Any) -> Any:
         hint: The annotation.
 
     Raises:
-        ValueError: The annotation does not accept the value.
+        ValueError: The value does not have a type that the annotation allows.
     """
     found = _convert(name, value, hint)
     if found is _MISMATCH:
@@ -112,22 +114,24 @@ def converted(name: str, value: Any, hint: Any) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Returns the `repr` of a value for a message: on one line and at most 81 characters long."""
+    """Returns the `repr` of a value for a message, on one line of at most 81 characters."""
     if isinstance(value, int) and abs(value) >= 10**_MOST_SHOWN:
         return f"a number of {math.ceil(value.bit_length() * math.log10(2))} digits"
     try:
         text = " ".join(repr(value).split())
-    except (RecursionError, ValueError):  # too deeply nested; an integer with too many digits
+    except (RecursionError, ValueError):
+        # `repr` fails for deeply nested values and for integers with too many digits.
         text = f"a {type(value).__name__}"
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _convert(name: str, value: Any, hint: Any) -> Any:
-    """Returns the value converted to the annotation's type, or _MISMATCH."""
+    """Converts a value to the annotation's type, or returns _MISMATCH if its type is wrong."""
     if hint is Any or isinstance(hint, TypeVar):
         return value
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()  # a NumPy or JAX scalar
+        # The value is a NumPy or JAX scalar.
+        value = value.item()
     kind, inner = get_origin(hint), get_args(hint)
     if kind in (Union, UnionType):
         found = (_convert(name, value, each) for each in inner)
@@ -144,14 +148,17 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
 
 
 def _choice(value: Any, choices: tuple) -> Any:
-    """Returns the matching choice. A NumPy or JAX dtype matches its name."""
+    """Returns the entry of `choices` that equals the value, or _MISMATCH.
+
+    A NumPy or JAX dtype is compared by its name.
+    """
     if not isinstance(value, str | int | None):
         value = getattr(value, "name", getattr(value, "__name__", value))
     return next((x for x in choices if type(x) is type(value) and x == value), _MISMATCH)
 
 
 def _sequence(name: str, value: Any, hints: tuple) -> Any:
-    """Converts the entries of a tuple. `hints` are the arguments of the annotation `tuple[…]`."""
+    """Converts a list or tuple to the type `tuple[hints]`, or returns _MISMATCH."""
     if not isinstance(value, list | tuple):
         return _MISMATCH
     if hints[-1] is Ellipsis:
@@ -201,23 +208,23 @@ def _words(hint: Any) -> str:
     if kind is tuple and inner[-1] is not Ellipsis:
         return f"a list of {' and '.join(map(_words, inner))}"
     if kind is tuple:
-        return f"a list, each entry {_words(inner[0])}"
+        return f"a list in which each entry is {_words(inner[0])}"
     if kind is dict:
-        return f"an object, each value {_words(inner[1])}"
+        return f"an object in which each value is {_words(inner[1])}"
     if kind in (Union, UnionType):
         return " or ".join(_words(each) for each in inner)
     return _WORDS.get(hint, f"an object ({hint.__name__})")
 
 
 def check_at_least(least: int, config: "DataclassInstance", *names: str) -> None:
-    """Checks that fields, and the entries of patterns, are whole numbers of at least `least`.
+    """Checks that fields, and entries of per-layer tuples, are whole numbers of at least `least`.
 
-    None passes if it is the field's default.
+    None is accepted for fields whose default is None.
 
     Args:
         least: The smallest accepted value.
         config: The dataclass instance; NumPy integers in its fields become Python integers.
-        *names: Names of the fields.
+        *names: Names of the fields to check.
 
     Raises:
         ValueError: A value is not a whole number, or is too small.
@@ -232,33 +239,34 @@ def check_at_least(least: int, config: "DataclassInstance", *names: str) -> None
 
 
 def check_not_empty(config: "DataclassInstance", *names: str) -> None:
-    """Checks that fields which hold a pattern (a tuple with entries for layers) are not empty."""
+    """Checks that fields with a pattern (a tuple with an entry per layer) are not empty."""
     for name in names:
         if getattr(config, name) == ():
             raise ValueError(f"{name} is empty; a pattern must have at least one entry")
 
 
 def entries(value: Any) -> tuple:
-    """Returns a pattern's entries, or a tuple of the one value that all layers share."""
+    """Returns the entries of a pattern; a single value becomes a tuple with one entry."""
     return value if isinstance(value, tuple) else (value,)
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """Returns the value as a Python int; raises ValueError unless it is at least `least`."""
-    is_flag = type(value).__name__ == "bool"  # also NumPy's, which old versions convert to an index
+    """Converts a whole number to a Python int; raises ValueError if it is below `least`."""
+    # This also rejects NumPy's bool, which old versions of NumPy convert to an index.
+    is_flag = type(value).__name__ == "bool"
     if is_flag or not hasattr(value, "__index__") or index(value) < least:
         raise ValueError(f"{name} is {shown(value)}; it must be a whole number of at least {least}")
     return index(value)
 
 
 def check_positive(config: "DataclassInstance", *names: str) -> None:
-    """Checks that fields, and the entries of patterns, are above 0 and finite.
+    """Checks that fields, and entries of per-layer tuples, are above 0 and finite.
 
-    None passes if it is the field's default or an entry of a pattern.
+    None is accepted as an entry of a per-layer tuple, and for fields whose default is None.
 
     Args:
         config: The dataclass instance.
-        *names: Names of the fields.
+        *names: Names of the fields to check.
 
     Raises:
         ValueError: A value is not a positive finite number.
@@ -277,7 +285,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def check_fraction(config: "DataclassInstance", *names: str) -> None:
-    """Checks that fields are in [0, 1); raises ValueError otherwise."""
+    """Raises ValueError if a field is not in [0, 1)."""
     for name in names:
         if not 0.0 <= getattr(config, name) < 1.0:
             raise ValueError(f"{name} is {getattr(config, name)}; it must be in [0, 1)")

@@ -1,4 +1,4 @@
-"""Config of the decoder-only Transformer."""
+"""Config of decoder-only Transformers."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -13,7 +13,7 @@ _HAS_DELTA = is_one_of("layer_types", "gated_delta")
 
 
 class DeltaSizes(NamedTuple):
-    """Fields of the gated delta rule, each with its value where the field is None."""
+    """Numbers of heads and widths for the gated delta rule, with defaults in place of None."""
 
     delta_key_heads: int
     delta_value_heads: int
@@ -34,14 +34,15 @@ _NEEDS = {
 class DecoderConfig(TransformerConfig):
     """Config of a decoder-only Transformer.
 
-    `resolved` replaces a size that is None by its value, computed from the other fields.
+    `resolved` replaces each size that is None by a value computed from the other fields.
     """
 
     patterns = (*TransformerConfig.patterns, "window", "layer_types")
     needs = _NEEDS
 
     window: int | tuple[int | None, ...] | None = None
-    """a token attends to itself and to the window − 1 tokens before it; None: to all before it"""
+    """a token attends to itself and to the window − 1 tokens before it; default: to all before
+    it"""
     prefix: int = 0
     """number of first tokens of a document that attend to one another in both directions
     (prefix-LM)"""
@@ -55,14 +56,14 @@ class DecoderConfig(TransformerConfig):
     """short convolutions: biases of the convolution and of its linear layers"""
     delta_key_heads: int | None = None
     """gated delta rule: number of query and key heads; each one serves delta_value_heads /
-    delta_key_heads value heads; None: delta_value_heads"""
+    delta_key_heads value heads; default: delta_value_heads"""
     delta_value_heads: int | None = None
-    """gated delta rule: number of value heads, each with a memory; None: num_heads, rounded up to
-    a multiple of delta_key_heads"""
+    """gated delta rule: number of value heads, each with a memory; default: num_heads, rounded up
+    to a multiple of delta_key_heads"""
     delta_key_dim: int | None = None
-    """gated delta rule: width of a query and of a key; None: head_dim"""
+    """gated delta rule: width of a query and of a key; default: head_dim"""
     delta_value_dim: int | None = None
-    """gated delta rule: width of a value; None: head_dim"""
+    """gated delta rule: width of a value; default: head_dim"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -81,7 +82,7 @@ class DecoderConfig(TransformerConfig):
 
     @property
     def delta_sizes(self) -> DeltaSizes:
-        """The values of the gated delta rule's fields that may be None."""
+        """The values of `DeltaSizes` for this config."""
         unit, head_dim = self.delta_key_heads or 1, self.sizes.head_dim
         value_heads = self.delta_value_heads or unit * -(-self.num_heads // unit)
         return DeltaSizes(
@@ -93,7 +94,7 @@ class DecoderConfig(TransformerConfig):
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """See `ModelConfig`. The heads of a gated delta rule follow."""
+        """See `ModelConfig`. The last entries count the heads of the gated delta rule."""
         return *super().heads, *(self.delta_sizes[:2] if self._has_delta else ())
 
     @property
@@ -102,5 +103,5 @@ class DecoderConfig(TransformerConfig):
 
     @property
     def open_fields(self) -> dict[str, Any]:
-        """See `ModelConfig`. Without a gated delta rule, its sizes remain None."""
+        """See `ModelConfig`. If no layer uses the gated delta rule, its fields remain None."""
         return super().open_fields | (self.delta_sizes._asdict() if self._has_delta else {})

@@ -1,4 +1,4 @@
-"""Configs of encoders: alone, and before a decoder that generates a target sequence."""
+"""Configs of encoders and encoder-decoders."""
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -14,9 +14,9 @@ _OWN_LINEAR = (is_one_of("transform", True), is_one_of("pooler", True))
 
 @dataclass(frozen=True)
 class EncoderConfig(TransformerConfig):
-    """Config of a bidirectional Transformer.
+    """Config of a bidirectional encoder, such as BERT.
 
-    `resolved` replaces a size that is None by its value, computed from the other fields.
+    `resolved` replaces each size that is None by a value computed from the other fields.
     """
 
     patterns = (*TransformerConfig.patterns, "window")
@@ -26,7 +26,7 @@ class EncoderConfig(TransformerConfig):
     }
     bidirectional = True
     window: int | tuple[int | None, ...] | None = None
-    """a token attends to tokens at most this many positions away, on both sides; None: to all"""
+    """a token attends to tokens at most this many positions away, on both sides; default: to all"""
     num_token_types: int = 0
     """number of token types (such as question and answer); the vector of a token's type is added to
     its embedding"""
@@ -46,27 +46,35 @@ class EncoderConfig(TransformerConfig):
         check_at_least(0, self, "num_token_types", "num_labels")
         if self.num_labels and not self.pooler:
             raise ValueError(
-                f"num_labels is {self.num_labels}; it needs the pooler (pooler is False)"
+                f"num_labels is {self.num_labels}, but pooler is False; set pooler=True"
             )
 
 
 @dataclass(frozen=True)
 class ReadsSource(ModelConfig):
-    """Additional fields in the config of a model that reads a source."""
+    """Additional config fields of models that read a source."""
 
     reads_source = True
 
     source_vocab_size: int | None = None
-    """number of source token ids; None: vocab_size"""
+    """number of source token ids; default: vocab_size"""
+    source_features: int | None = None
+    """number of features of each position of the source (audio frames, image patches), which a
+    linear map turns into a vector; default: the source is tokens"""
     max_source_length: int | None = None
-    """maximum number of tokens of a source; None: max_length"""
+    """maximum number of tokens, or of positions with features, of a source; default: max_length"""
     share_embeddings: bool = True
-    """use one embedding table for source and target"""
+    """use one embedding table for source and target; a source of features has no table"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
         super().__post_init__()
-        check_at_least(1, self, "source_vocab_size", "max_source_length")
+        check_at_least(1, self, "source_vocab_size", "source_features", "max_source_length")
+        if self.source_features is not None and self.source_vocab_size is not None:
+            raise ValueError(
+                f"source_vocab_size is {self.source_vocab_size}, but source_features is "
+                f"{self.source_features}; a source of features does not use token ids"
+            )
         if self.share_embeddings and self.source_vocab_size not in (None, self.vocab_size):
             raise ValueError(
                 f"source_vocab_size is {self.source_vocab_size}; with share_embeddings it must be "
@@ -81,30 +89,46 @@ class ReadsSource(ModelConfig):
     @property
     def num_source_ids(self) -> int:
         """See `ModelConfig`."""
-        return self.source_vocab_size or self.vocab_size
+        return 0 if self.source_features else self.source_vocab_size or self.vocab_size
+
+    @property
+    def shares_table(self) -> bool:
+        """Whether the source and the target share one table of token vectors."""
+        return self.share_embeddings and self.source_features is None
 
     @property
     def open_fields(self) -> dict[str, Any]:
         """See `ModelConfig`."""
-        sizes = {"source_vocab_size": self.num_source_ids, "max_source_length": self.longest_source}
-        return super().open_fields | sizes
+        return super().open_fields | {
+            "source_vocab_size": self.num_source_ids or None,
+            "max_source_length": self.longest_source,
+        }
+
+
+def check_reads_text(config: ModelConfig) -> None:
+    """Raises ValueError if the source of a model consists of float features instead of text."""
+    if config.source_features is not None:
+        raise ValueError(
+            f"source_features is {config.source_features}, but a text needs a model whose source "
+            "is tokens; jaxformer.generate and jaxformer.beam_search accept a source of floats"
+        )
 
 
 @dataclass(frozen=True)
 class EncoderDecoderConfig(ReadsSource, TransformerConfig):
     """Config of an encoder–decoder Transformer.
 
-    `vocab_size`, `max_length` and `num_layers` describe the decoder. `resolved` replaces a size
-    that is None by its value, computed from the other fields.
+    `vocab_size`, `max_length` and `num_layers` describe the decoder. `resolved` replaces each size
+    that is None by a value computed from the other fields.
     """
 
     num_encoder_layers: int | None = None
-    """number of Transformer blocks in the encoder; None: num_layers"""
+    """number of Transformer blocks in the encoder; default: num_layers"""
     num_encoder_heads: int | None = None
-    """number of attention heads in the encoder; None: num_heads query heads and num_kv_heads key
+    """number of attention heads in the encoder; default: num_heads query heads and num_kv_heads key
     and value heads"""
     encoder_mlp_dim: int | None = None
-    """width inside the encoder's feed-forward layers; None: mlp_dim"""
+    """width inside the encoder's feed-forward layers; default: mlp_dim"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -136,7 +160,7 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
 
     @property
     def encoder(self) -> EncoderConfig:
-        """The encoder's config; call it on a resolved config."""
+        """Returns the config of the encoder; requires a config from `ModelConfig.resolved`."""
         fields: dict[str, Any] = {
             name: getattr(self, name) for name in TransformerConfig.__dataclass_fields__
         }
@@ -144,9 +168,10 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
             "num_layers": self.num_encoder_layers,
             "num_heads": self.num_encoder_heads,
             "mlp_dim": self.encoder_mlp_dim,
-            "vocab_size": self.source_vocab_size,
+            "vocab_size": self.num_source_ids or self.vocab_size,
             "max_length": self.max_source_length,
-            "output_scale": None,  # applies before the head, which only the decoder has
+            # The encoder does not have an output head.
+            "output_scale": None,
         }
         if self.num_encoder_heads != self.num_heads:
             own |= {"num_kv_heads": None, "head_dim": None}
@@ -157,8 +182,9 @@ class EncoderDecoderConfig(ReadsSource, TransformerConfig):
 class RecurrentEncoderDecoderConfig(ReadsSource, RecurrentConfig):
     """Config of a recurrent encoder–decoder.
 
-    One RNN or LSTM reads the source. Another one starts from its last state and generates the
-    target. `resolved` replaces a size that is None by its value, computed from the other fields.
+    The encoder is an RNN or LSTM that reads the source. The decoder is an RNN or LSTM that starts
+    from the last state of the encoder and generates the target. `resolved` replaces each size that
+    is None by a value computed from the other fields.
     """
 
     attends: bool = True
@@ -167,4 +193,7 @@ class RecurrentEncoderDecoderConfig(ReadsSource, RecurrentConfig):
     @property
     def stacks(self) -> dict[str, ModelConfig]:
         """See `ModelConfig`."""
-        return {"": self, "encoder/": replace(self, vocab_size=self.num_source_ids)}
+        return {
+            "": self,
+            "encoder/": replace(self, vocab_size=self.num_source_ids or self.vocab_size),
+        }

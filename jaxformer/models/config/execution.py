@@ -1,15 +1,16 @@
 """Execution options of a model: attention implementation, layer loop and rematerialisation."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from jaxformer.models.config.check import check_fields
-from jaxformer.models.config.needs import Needs, any_of, is_one_of
+from jaxformer.models.config.needs import Needs, Spelling, any_of, is_one_of
 
 _TRANSFORMER = is_one_of("model", "decoder", "encoder", "encoder-decoder")
-# Maximum number of layers that "auto" unrolls. Unrolled training steps were 1.35, 1.18, 1.03 and
-# 1.00 times as fast as scanned ones at 6, 12, 24 and 48 layers. The longer compilation paid off
-# after 5, 128 and 184 steps, and never at 48 layers (bench_layers.py).
+# The option "auto" unrolls at most this many layers. Unrolled training steps were 1.35, 1.18, 1.03
+# and 1.00 times as fast as scanned steps at 6, 12, 24 and 48 layers. The longer compilation of
+# unrolled steps paid off after 5, 128 and 184 steps at 6, 12 and 24 layers. It never paid off at 48
+# layers (bench_layers.py).
 _MOST_UNROLLED = 24
 
 
@@ -17,21 +18,23 @@ _MOST_UNROLLED = 24
 class Execution:
     """Execution options of a model.
 
-    They change neither the parameters nor, except for rounding, the outputs. They apply to forward
-    passes over whole sequences, to passes with a cache and to the compiled steps of `generate`. In
-    decoding (`start`, `advance`, `generate`, `beam_search`, `score`), attention is auto if it is
-    fused here, because no fused kernel supports the steps of decoding.
+    These options do not change the parameters, and change the outputs only by rounding. The options
+    apply to forward passes over whole sequences, to passes with a cache and to the compiled steps
+    of `generate`. In decoding (`init_cache`, `extend`, `generate`, `beam_search`, `score`),
+    attention="fused" becomes "auto", because the fused kernels do not support decoding steps.
     """
 
     needs: ClassVar[Needs] = {
-        "attention": (any_of(_TRANSFORMER, is_one_of("attends", True)),),
+        "attention_implementation": (any_of(_TRANSFORMER, is_one_of("attends", True)),),
     }
 
-    attention: Literal["auto", "explicit", "blockwise", "fused"] = "auto"
+    attention: Annotated[
+        Literal["auto", "explicit", "blockwise", "fused"], Spelling("attention_implementation")
+    ] = "auto"
     """attention implementation: explicit computes all scores at once; blockwise computes them in
     blocks of queries and needs less memory; fused is cuDNN or tokamax on a GPU and splash on a TPU,
     and auto when decoding; auto is fused where that is supported, else blockwise"""
-    layers: Literal["auto", "scan", "unrolled"] = "auto"
+    layers: Annotated[Literal["auto", "scan", "unrolled"], Spelling("scan_layers")] = "auto"
     """scan compiles one block and loops over the layers; unrolled compiles every block; auto:
     unrolled up to 24 layers and in decoding steps, else scan"""
     remat: Literal["none", "dots", "full"] = "none"
@@ -44,7 +47,7 @@ class Execution:
 
     @property
     def for_decoding(self) -> "Execution":
-        """How the model runs in decoding: with attention auto in place of fused."""
+        """Execution options for decoding, with attention "auto" in place of "fused"."""
         return replace(self, attention="auto") if self.attention == "fused" else self
 
     def scans(self, num_layers: int, few_tokens: bool) -> bool:
@@ -52,7 +55,7 @@ class Execution:
 
         Args:
             num_layers: The number of layers.
-            few_tokens: Whether the pass is a decoding step.
+            few_tokens: Whether the forward pass is a decoding step.
         """
         if self.layers == "auto":
             return num_layers > _MOST_UNROLLED and not few_tokens

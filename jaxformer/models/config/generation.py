@@ -1,4 +1,4 @@
-"""Generation defaults of a checkpoint, which the arguments of a call override.
+"""Generation defaults of a checkpoint. Arguments of a call override these defaults.
 
 The fields have the same names as in the generation_config.json of transformers.
 """
@@ -14,10 +14,10 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Constraints:
-    """Constraints on the next token, given the tokens before it.
+    """Constraints on the next token, given the tokens before.
 
-    Below, "text" means the prompt and the generated tokens of a batch element. For a model that
-    reads a source, it means the decoder's tokens only.
+    Below, "text" means the prompt and the generated tokens of a batch element. For an
+    encoder-decoder, "text" means only the decoder's tokens.
     """
 
     repetition_penalty: float = 1.0
@@ -66,18 +66,18 @@ class Constraints:
         for name, words in self._words.items():
             for word in words:
                 if not word or min(word) < 0:
-                    raise ValueError(f"{name} has {word}; it must have ids of at least 0")
+                    raise ValueError(f"{name} contains {word}; token ids must be at least 0")
         if self.exponential_decay_length_penalty is not None:
             start, factor = self.exponential_decay_length_penalty
             if start < 0 or not 0.0 < factor < float("inf"):
                 raise ValueError(
-                    f"exponential_decay_length_penalty is {(start, factor)}; it must be a start of "
-                    "at least 0 and a factor that is above 0 and finite"
+                    f"exponential_decay_length_penalty is {(start, factor)}; it must be "
+                    "(start, factor), with start at least 0 and factor above 0 and finite"
                 )
 
     @property
     def _words(self) -> dict[str, tuple[Ids, ...]]:
-        """The token sequences of the fields that have such."""
+        """The token sequences in the fields of banned or forced words."""
         biased = tuple(word for word, _ in self.sequence_bias)
         return {"bad_words_ids": self.bad_words_ids, "sequence_bias": biased}
 
@@ -87,7 +87,7 @@ class Constraints:
         return self.encoder_repetition_penalty != 1.0 or self.encoder_no_repeat_ngram_size > 0
 
     def check_ids(self, vocab_size: int) -> None:
-        """Checks that every token id is below `vocab_size`; raises ValueError otherwise."""
+        """Raises ValueError if a token id is not below `vocab_size`."""
         named = {name: tuple(chain(*words)) for name, words in self._words.items()}
         first = self.forced_bos_token_id
         named["forced_bos_token_id"] = () if first is None else (first,)
@@ -107,8 +107,8 @@ NO_CONSTRAINTS = Constraints()
 class GenerationDefaults:
     """Defaults for the arguments of `generate`, `beam_search` and the command line.
 
-    A field is None if nothing sets it. The callers then use their own defaults. For a checkpoint
-    from transformers, options that its files leave out have the defaults of transformers.
+    A field is None if the checkpoint does not set the option; callers then use their own defaults.
+    For a checkpoint from transformers, missing options have the defaults of transformers.
     """
 
     constraints: Constraints = NO_CONSTRAINTS
@@ -152,11 +152,11 @@ class GenerationDefaults:
         check_at_least(0, self, "decoder_start_token_id")
 
     def most_new_tokens(self, prompt_length: int, max_length: int) -> int | None:
-        """Returns the checkpoint's maximum number of new tokens, or None if it does not set one.
+        """Returns the checkpoint's maximum number of new tokens, or None.
 
         Args:
             prompt_length: Number of tokens of the prompt.
-            max_length: The model's maximum number of tokens of prompt and generated text together.
+            max_length: The model's maximum length of the prompt plus the generated text, in tokens.
         """
         if self.max_new_tokens is not None:
             most = self.max_new_tokens

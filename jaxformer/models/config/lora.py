@@ -1,4 +1,4 @@
-"""Config of LoRA: low-rank updates are trained and the base weights stay fixed."""
+"""Config of LoRA, which trains low-rank updates of frozen base weights."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,17 +17,17 @@ class LoraConfig:
 
     needs: ClassVar[Needs] = {
         "lora_alpha": (is_given("lora_rank"),),
-        "lora_maps": (is_given("lora_rank"),),
+        "lora_target_modules": (is_given("lora_rank"),),
     }
 
     lora_rank: int | None = None
-    """rank of the LoRA updates, which are trained instead of the weights; None: no LoRA, all
+    """rank of the LoRA updates, which are trained instead of the weights; default: no LoRA, all
     weights are trained"""
     lora_alpha: float = 16.0
     """LoRA updates are multiplied by lora_alpha / lora_rank"""
-    lora_maps: str | None = None
+    lora_target_modules: str | None = None
     """linear layers with a LoRA update, as a comma-separated list of names or path endings:
-    query,value; None: query and value or, if the model has no such layers, all layers except the
+    query,value; default: query and value or, if the model has no such layers, all layers except the
     output head"""
 
     def __post_init__(self) -> None:

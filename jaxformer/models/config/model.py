@@ -1,4 +1,4 @@
-"""What every model config has."""
+"""Base class of the model configs."""
 
 from abc import ABC, abstractmethod
 from dataclasses import Field, replace
@@ -7,22 +7,24 @@ from typing import Any, ClassVar, Literal, Self
 from jaxformer.models.config.check import check_fields
 from jaxformer.models.config.needs import Needs
 
-CheckpointDType = Literal["float32", "bfloat16", "float16"]  # of the tensors in its files
+CheckpointDType = Literal["float32", "bfloat16", "float16"]
 
 
 class ModelConfig(ABC):
-    """Base class of the configs: constants of a kind, which fields of a subclass may replace.
+    """Base class of the model configs, with defaults that fields of subclasses override.
 
-    Those that fields replace are properties, because the fields of a config are read-only as well.
+    The defaults are read-only properties, like the fields of a frozen dataclass.
 
     Attributes:
-        reads_source: whether it reads a source before its own tokens.
-        bidirectional: whether its tokens see later ones, so that it cannot generate.
-        patterns: names of the fields that may have an entry for each layer.
+        reads_source: whether the model reads a source, such as a text to translate.
+        bidirectional: whether tokens attend to later tokens. A bidirectional model cannot generate
+            text.
+        patterns: names of the fields that may be a tuple with an entry for each layer.
         needs: conditions under which a field has an effect.
     """
 
-    __dataclass_fields__: ClassVar[dict[str, Field]]  # those of the subclass, for `replace`
+    # Type checkers need this declaration to accept `replace(self)`.
+    __dataclass_fields__: ClassVar[dict[str, Field]]
 
     reads_source: ClassVar[bool] = False
     bidirectional: ClassVar[bool] = False
@@ -66,22 +68,22 @@ class ModelConfig(ABC):
     @property
     @abstractmethod
     def dropout(self) -> float:
-        """Dropout rate, in training only."""
-
-    @property
-    def causal(self) -> bool:
-        """False for the counter-example that sees later tokens although it has a cache."""
-        return True
+        """Dropout rate, which applies only in training."""
 
     @property
     def longest_source(self) -> int:
-        """Maximum number of tokens of a source; 0 if the model reads none."""
+        """Maximum number of tokens of a source; 0 for a model without a source."""
         return 0
 
     @property
     def num_source_ids(self) -> int:
-        """Number of token ids of a source; 0 if the model reads none."""
+        """Number of token ids of a source; 0 without a source, and for a source of features."""
         return 0
+
+    @property
+    def source_features(self) -> int | None:
+        """Number of features per position of a source; None for a source of tokens."""
+        return None
 
     @property
     def residual(self) -> bool:
@@ -90,17 +92,17 @@ class ModelConfig(ABC):
 
     @property
     def window(self) -> int | tuple[int | None, ...] | None:
-        """How many tokens a token sees; None: all."""
+        """The size of the attention window in tokens; None without a window."""
         return None
 
     @property
     def prefix(self) -> int:
-        """Number of first tokens of a document that see one another."""
+        """Length of the prefix of a document, whose tokens attend in both directions."""
         return 0
 
     @property
     def layer_types(self) -> str | tuple[str, ...]:
-        """Which sub-layer of a layer reads other tokens."""
+        """Type of the sub-layer with which a layer combines tokens, such as attention."""
         return "attention"
 
     @property
@@ -119,24 +121,24 @@ class ModelConfig(ABC):
         return False
 
     @property
-    def logits_cap(self) -> float | None:
-        """Soft cap of the logits; None: no cap."""
+    def logits_softcap(self) -> float | None:
+        """Soft cap of the logits, or None."""
         return None
 
     @property
     def open_fields(self) -> dict[str, Any]:
-        """The value of each field that may be None, for the case that it is None."""
+        """The values that `resolved` sets in fields that are None, by the names of the fields."""
         return {}
 
     @property
     def resolved(self) -> Self:
-        """The same config with every open field that is None replaced by its value."""
+        """The config with a computed value in place of each size that is None."""
         found = {name: x for name, x in self.open_fields.items() if getattr(self, name) is None}
         return replace(self, **found) if found else self
 
     @property
     def heads(self) -> tuple[int, ...]:
-        """Numbers of heads of a resolved config, first of queries and of keys; () without heads."""
+        """The numbers of query heads, key heads and any other heads; () without any heads."""
         return ()
 
     @property

@@ -1,4 +1,4 @@
-"""Published configurations."""
+"""Configs of published models."""
 
 from typing import Literal, overload
 
@@ -12,7 +12,7 @@ def _gpt2(num_layers: int, embed_dim: int, num_heads: int) -> DecoderConfig:
 
 
 PRESETS = {
-    # Radford et al. 2019, table 2. The names give the sizes of the published checkpoints.
+    # Radford et al. 2019, table 2. The names contain the sizes of the published checkpoints.
     "gpt2-124m": _gpt2(12, 768, 12),
     "gpt2-350m": _gpt2(24, 1024, 16),
     "gpt2-774m": _gpt2(36, 1280, 20),
@@ -32,7 +32,8 @@ PRESETS = {
         use_bias=False,
         tie_embeddings=False,
     ),
-    # OLMoE (Muennighoff et al. 2024): 8 of 64 experts, 1.3 B of 6.9 B parameters, compute a token.
+    # OLMoE (Muennighoff et al. 2024): each token uses 8 of 64 experts, and 1.3 B of 6.9 B
+    # parameters.
     "olmoe-7b": DecoderConfig(
         vocab_size=50_304,
         max_length=4096,
@@ -51,7 +52,7 @@ PRESETS = {
         tie_embeddings=False,
     ),
     # Vaswani et al. 2017, table 3, "base". Both languages share 37,000 tokens (§5.1). Positions are
-    # encoded as in the authors' code (tensor2tensor): first all sines, then all cosines.
+    # encoded as in the authors' code (tensor2tensor), with all sines before all cosines.
     "transformer-base": EncoderDecoderConfig(
         vocab_size=37_000,
         max_length=512,
@@ -85,7 +86,7 @@ def preset(name: str) -> TransformerConfig:
         name: A key of `PRESETS`, such as "gpt2-124m".
 
     Raises:
-        ValueError: There is no preset with this name.
+        ValueError: The name is unknown.
     """
     if name not in PRESETS:
         raise ValueError(f"preset is {name!r}; it must be one of {', '.join(PRESETS)}")

@@ -39,7 +39,7 @@ _NEEDS = {
     ),
     **dict.fromkeys(("norm_position", "embedding_norm", "query_key_norm"), (_NORMED,)),
     "norm_epsilon": (is_one_of("norm", "layer", "rms", "rms_one_plus"),),
-    "first_attention_norm": (_NORMED, is_one_of("norm_position", "pre", "both")),
+    "first_attention_norm": (_NORMED, is_one_of("norm_position", "pre", "sandwich")),
     "norm_bias": (_BIASED,),
     "position_offset": (is_one_of("positions", "learned"),),
     **dict.fromkeys(
@@ -93,7 +93,7 @@ class RotaryScaling:
     whole_pairs: bool = True
     """yarn: round the two bounds outwards to whole pair indices"""
     attention_factor: float | None = None
-    """yarn: factor of the rotated queries and keys; None: 0.1 ln(factor) + 1"""
+    """yarn: factor of the rotated queries and keys; default: 0.1 ln(factor) + 1"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -109,7 +109,7 @@ class RotaryScaling:
 
 
 class Sizes(NamedTuple):
-    """Fields of a config, each with its value where the field is None."""
+    """Sizes of a config, with defaults in place of fields that are None."""
 
     num_kv_heads: int
     head_dim: int
@@ -125,8 +125,8 @@ class Sizes(NamedTuple):
 class TransformerConfig(ModelConfig):
     """Config of a stack of Transformer blocks.
 
-    `resolved` replaces a size that is None by its value, computed from the other fields. A tuple is
-    a pattern: its entries apply to successive layers and repeat over the depth (see `layers`).
+    `resolved` replaces each size that is None by a value computed from the other fields. A tuple is
+    a pattern: its entries apply to successive layers, and repeat over the depth (see `layers`).
     """
 
     patterns = ("rotary_base", "rotary_scaling", "num_experts")
@@ -146,9 +146,9 @@ class TransformerConfig(ModelConfig):
     """number of key and value heads; each one serves num_heads / num_kv_heads query heads; None:
     num_heads"""
     head_dim: int | None = None
-    """width of one head; None: embed_dim / num_heads"""
+    """width of one head; default: embed_dim / num_heads"""
     mlp_dim: int | None = None
-    """width of the feed-forward layer's hidden features; None: 4 × embed_dim"""
+    """width of the feed-forward layer's hidden features; default: 4 × embed_dim"""
     activation: Activation = "gelu_tanh"
     """activation of the feed-forward layer; swiglu, geglu, geglu_tanh and clipped_swiglu (gpt-oss)
     are gated"""
@@ -159,14 +159,14 @@ class TransformerConfig(ModelConfig):
     experts_per_token: int = 2
     """number of experts that compute a token"""
     expert_dim: int | None = None
-    """width of the hidden features of one expert; None: mlp_dim"""
+    """width of the hidden features of one expert; default: mlp_dim"""
     normalize_router: bool = True
     """divide the probabilities of a token's chosen experts by their sum"""
     router_bias: bool = False
     """add a bias to the router's logits (gpt-oss)"""
     shared_expert_dim: int | None = None
     """width of the hidden features of a shared expert, which computes every token in addition to
-    the chosen experts (Qwen2-MoE); None: no shared expert"""
+    the chosen experts (Qwen2-MoE); default: no shared expert"""
     shared_expert_gate: bool = False
     """multiply the shared expert's output by the sigmoid of a linear map of the token"""
     output_activation: bool = False
@@ -175,13 +175,13 @@ class TransformerConfig(ModelConfig):
     """normalisation over the features: LayerNorm, RMSNorm or none; rms_one_plus is RMSNorm whose
     scale γ is stored as γ − 1 (Gemma); dynamic_tanh is γ tanh(α x) + β in its place (Zhu et al.
     2025)"""
-    norm_position: Literal["pre", "post", "output", "both"] = "pre"
-    """pre: norm before each sub-layer; post: after each residual sum; output: on each sub-layer's
-    output, before the sum (OLMo 2); both: before each sub-layer and on its output (Gemma 2). All
-    except post also have a norm after the last block"""
-    parallel: Literal["no", "two_norms", "one_norm"] = "no"
+    norm_position: Literal["pre", "post", "post_sublayer", "sandwich"] = "pre"
+    """pre: norm before each sub-layer; post: after each residual sum; post_sublayer: on each
+    sub-layer's output, before the sum (OLMo 2); sandwich: before each sub-layer and on its output
+    (Gemma 2). All except post also have a norm after the last block"""
+    parallel_block: Literal["none", "separate_norms", "shared_norm"] = "none"
     """attention and feed-forward layer read the same input and their outputs are added, with two
-    separate norms (GPT-NeoX) or one shared norm (GPT-J); no: one after the other"""
+    separate norms (GPT-NeoX) or one shared norm (GPT-J); none: one after the other"""
     norm_epsilon: float = 1e-5
     """added to the variance inside the square root"""
     embedding_norm: bool = False
@@ -217,9 +217,9 @@ class TransformerConfig(ModelConfig):
     """norm on the queries and keys of self-attention, before rotary positions: over each head
     separately (head) or over all heads together (all)"""
     attention_scale: float | None = None
-    """factor of the attention scores; None: 1 / √head_dim"""
-    attention_cap: float | None = None
-    """soft cap: a score s becomes cap · tanh(s / cap) (Gemma 2); None: no cap"""
+    """factor of the attention scores; default: 1 / √head_dim"""
+    attention_softcap: float | None = None
+    """soft cap: a score s becomes cap · tanh(s / cap) (Gemma 2); default: no cap"""
     attention_sinks: bool = False
     """a learned score of each head that joins the softmax of self-attention and has no value
     (gpt-oss), so that the weights of a query may sum to less than 1"""
@@ -227,20 +227,20 @@ class TransformerConfig(ModelConfig):
     """multiply the heads of self-attention by the sigmoid of a linear map of the token, before the
     output projection (Qwen3-Next)"""
     output_scale: float | None = None
-    """factor of the final hidden states before the head (T5: 1 / √embed_dim); None: 1"""
-    logits_cap: float | None = None
-    """soft cap: a logit y becomes cap · tanh(y / cap); None: no cap"""
+    """factor of the final hidden states before the head (T5: 1 / √embed_dim); default: 1"""
+    logits_softcap: float | None = None
+    """soft cap: a logit y becomes cap · tanh(y / cap); default: no cap"""
     use_bias: bool = True
     """biases in the blocks' linear layers and layer norms; query_key_value_bias,
     attention_output_bias, feedforward_bias and norm_bias override it"""
     query_key_value_bias: bool | None = None
-    """biases of the query, key and value projections, and of attention_gate; None: use_bias"""
+    """biases of the query, key and value projections, and of attention_gate; default: use_bias"""
     attention_output_bias: bool | None = None
-    """bias of the attention's output projection; None: use_bias"""
+    """bias of the attention's output projection; default: use_bias"""
     feedforward_bias: bool | None = None
-    """biases of the feed-forward layer; None: use_bias"""
+    """biases of the feed-forward layer; default: use_bias"""
     norm_bias: bool | None = None
-    """biases of layer norms; None: use_bias"""
+    """biases of layer norms; default: use_bias"""
     head_bias: bool = False
     """add a bias to the logits"""
     tie_embeddings: bool = True
@@ -278,16 +278,18 @@ class TransformerConfig(ModelConfig):
                 f"({self.num_experts})"
             )
         head_dim = self.head_dim or self.embed_dim // self.num_heads
-        if self.parallel != "no" and (self.norm_position != "pre" or not self.residual):
+        if self.parallel_block != "none" and (self.norm_position != "pre" or not self.residual):
             raise ValueError(
-                f"parallel is {self.parallel!r}; it needs norm_position 'pre' and residual"
+                f"parallel_block is {self.parallel_block!r}; it needs norm_position 'pre' and "
+                "residual"
             )
         if self.positions == "rotary":
             turning = int(head_dim * self.rotary_fraction)
             if turning % 2 or not 0 < turning <= head_dim:
                 raise ValueError(
-                    f"head_dim is {head_dim}, of which rotary_fraction ({self.rotary_fraction}) "
-                    f"turns {turning} features; it must be an even number in 2 … {head_dim}"
+                    f"head_dim is {head_dim}, and rotary_fraction ({self.rotary_fraction}) rotates "
+                    f"{turning} features; the number of rotated features must be even and in "
+                    f"2 … {head_dim}"
                 )
         if self.positions.startswith("sinusoidal") and self.embed_dim % 2:
             raise ValueError(
@@ -298,12 +300,12 @@ class TransformerConfig(ModelConfig):
                 f"relative_distance is {self.relative_distance}; it must be greater than half of "
                 f"relative_buckets ({self.relative_buckets})"
             )
-        check_positive(self, "norm_epsilon", "rotary_base", "attention_scale", "attention_cap")
-        check_positive(self, "output_scale", "logits_cap")
+        check_positive(self, "norm_epsilon", "rotary_base", "attention_scale", "attention_softcap")
+        check_positive(self, "output_scale", "logits_softcap")
 
     @property
     def sizes(self) -> Sizes:
-        """The values of the fields that may be None."""
+        """The sizes, with defaults in place of None."""
 
         def has_bias(own: bool | None) -> bool:
             return self.use_bias if own is None else own
@@ -326,7 +328,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def has_experts(self) -> bool:
-        """Whether a layer has experts."""
+        """Whether any layer has experts."""
         return any(layer.num_experts for layer in self.layers)
 
     @property
@@ -336,7 +338,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def layers(self) -> tuple:
-        """One config for each layer, with the layer's entry of every pattern."""
+        """The configs of the layers. A layer's config has one entry of each per-layer tuple."""
         return _layers(self)
 
 

@@ -1,1 +1,1 @@
-"""Reading of text and pairs, splits, tokenisation and batches."""
+"""Reading text and pairs, splitting, tokenisation and batching."""

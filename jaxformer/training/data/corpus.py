@@ -13,42 +13,48 @@ import numpy as np
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.training.batch import noop
 from jaxformer.training.data.documents import HUB, Document, NotText, Source, TextFile, measure
-from jaxformer.training.data.records import HubDataset, source_of
+from jaxformer.training.data.records import HubDataset, make_source
 from jaxformer.training.data.separators import separators_in, with_separators
 
 # Folders of the standard library with tests, third-party packages or machine-specific files.
 _NOT_LIBRARY = {"test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages"}
 _NOT_LIBRARY |= {"__pycache__", "ensurepip", "lib-dynload"}
-# Character tables are near copies of each other: the training part would contain the held-out part.
+# The character tables in this folder are so similar that the training part would contain most lines
+# of the held-out part.
 _NOT_LIBRARY |= {"encodings"}
 _MACHINE_MADE = ("config-", "_sysconfigdata")
 
 
-# What is known of each document in memory.
+# Data type of the record that `Documents` stores in memory for each document.
 _MEASURED = np.dtype([("digest", ">u8", 2), ("num_bytes", "<i8"), ("num_characters", "<i8")])
 
 
 class Documents:
-    """Documents of several sources. Each iteration reads them from disk, one at a time.
+    """Documents from several sources. Each iteration reads the documents from disk, one by one.
 
-    Only the digest (16 bytes) and the length in bytes and in characters of each document are in
-    memory.
+    Memory holds only the digest (16 bytes) and the length in bytes and in characters of each
+    document.
     """
 
     def __init__(self, sources: Iterable[Source] = ()):
-        """Reads all sources once. Errors of the sources are not caught."""
+        """Reads each source once, to compute the digest and the lengths of its documents.
+
+        Raises:
+            ValueError: A source cannot be read.
+        """
         self._sources: list[Source] = []
-        self._ends: list[int] = []  # number of documents up to the end of each source
+        # For each source, the number of documents in this source and all earlier sources.
+        self._ends: list[int] = []
         self._measured, self._is_present = bytearray(), np.ones(0, bool)
         for source in sources:
             self.add(source)
 
     def add(self, source: Source, on_read: Callable[[int], None] = noop) -> None:
-        """Reads one more source. If that raises an error, nothing of the source is added.
+        """Reads another source. If reading fails, no document of the source is added.
 
         Args:
             source: The source.
-            on_read: Called with the number of bytes read so far of the current document.
+            on_read: Called with the number of bytes of the current document that were read so far.
         """
         begin = len(self._measured)
         try:
@@ -63,24 +69,24 @@ class Documents:
         self._is_present = np.ones(self._ends[-1], bool)
 
     def drop_copies(self) -> list[str]:
-        """Drops documents that are empty or equal to an earlier one.
+        """Drops documents that are empty or equal to an earlier document.
 
         Returns:
-            A line for each source that has such documents.
+            A line of text for each source with dropped documents.
         """
         before = self._is_present
         self._is_present = before & (self._table["num_bytes"] > 0)
-        return self._drop(before, self.digests, "a copy of", "copies of others or empty")
+        return self._drop(before, self.digests, "a copy of", "empty or copies of earlier texts")
 
     def drop_alike(self, digests: np.ndarray) -> list[str]:
-        """Drops documents whose tokens equal those of an earlier one.
+        """Drops documents whose tokens equal the tokens of an earlier document.
 
         Args:
             digests: A digest of each document's tokens, uint64 [documents, 2] (see
                 `token_digests`).
 
         Returns:
-            A line for each source that has such documents.
+            A line of text for each source with dropped documents.
         """
         same = "the same tokens as"
         return self._drop(self._is_present, digests, same, f"{same} others")
@@ -88,17 +94,19 @@ class Documents:
     def _drop(
         self, before: np.ndarray, digests: np.ndarray, of_file: str, of_records: str
     ) -> list[str]:
-        """Drops documents whose digest equals that of an earlier one.
+        """Drops documents whose digest equals the digest of an earlier document.
 
         Args:
-            before: Whether each document was present before. Documents that were dropped earlier
-                are not reported.
-            digests: A digest for each document that is present.
-            of_file: The reason for dropping a file, before the path of the earlier file.
-            of_records: The reason for dropping records.
+            before: bool [documents], False for documents that were dropped earlier. Documents that
+                were dropped earlier are not reported again.
+            digests: A digest of each document that has not been dropped.
+            of_file: Text of the message about a dropped file, such as "a copy of". The message ends
+                with the path of the earlier file.
+            of_records: Text of the message about dropped records, such as "copies of earlier
+                texts".
 
         Returns:
-            A line for each source that had such documents.
+            A line of text for each source with dropped documents.
         """
         present, first = np.flatnonzero(self._is_present), np.arange(len(before))
         if len(present):
@@ -123,7 +131,7 @@ class Documents:
         """Yields the documents in order.
 
         Raises:
-            ValueError: A file has another number of documents than before.
+            ValueError: The number of documents in a file has changed since the first reading.
         """
         number = 0
         for source, end in zip(self._sources, self._ends, strict=True):
@@ -132,14 +140,14 @@ class Documents:
                     yield document
                 number += 1
             if number != end:
-                raise ValueError(f"{source.path}: the file was changed while it was read")
+                raise ValueError(f"{source.path}: the file changed during reading; start again")
 
     def __len__(self) -> int:
         """Returns the number of documents."""
         return int(self._is_present.sum())
 
     def separators(self) -> str | None:
-        """Returns a line about the separators that are written in the sources, or None."""
+        """Returns a line of text about the separators in the sources, or None if there are none."""
         found = [(separators_in(source), end - begin) for source, begin, end in self._spans()]
         divided = [(names, number) for names, number in found if names]
         if not divided:
@@ -148,15 +156,15 @@ class Documents:
         counts = ", ".join(f"{name} ({number:,})" for name, number in names)
         files = "1 file" if len(divided) == 1 else f"{len(divided):,} files"
         documents = f"{sum(number for _, number in divided):,} documents"
-        return f"separators in the text: {counts}; they divide {files} into {documents}"
+        return f"separators in the text: {counts}; the separators split {files} into {documents}"
 
     def _spans(self) -> Iterator[tuple[Source, int, int]]:
-        """Yields each source with the numbers where its documents begin and end."""
+        """Yields each source with the index range of its documents."""
         return zip(self._sources, [0, *self._ends], self._ends, strict=False)
 
     @property
     def _table(self) -> np.ndarray:
-        """`_MEASURED` of each document, also of those that were dropped."""
+        """A record of each document, including dropped documents."""
         return np.frombuffer(self._measured, _MEASURED)
 
     @property
@@ -166,7 +174,10 @@ class Documents:
 
     @property
     def digests(self) -> np.ndarray:
-        """Digest of each document, big-endian uint64 [len, 2], which sorts like the bytes."""
+        """Digest of each document, uint64 [len, 2].
+
+        The numbers are big-endian, so that they sort like the bytes of the digests.
+        """
         return self._table["digest"][self._is_present]
 
     @property
@@ -187,8 +198,8 @@ def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         digests: uint64 [number, 2].
 
     Returns:
-        (the stable order that sorts the digests, the number of the group of each digest in that
-        order).
+        (indices that sort the digests stably, the group number of each sorted digest). Equal
+        digests, and only equal digests, have the same group number.
     """
     order = np.lexsort((digests[:, 1], digests[:, 0]))
     is_new = (np.diff(digests[order], axis=0) != 0).any(axis=1)
@@ -196,10 +207,10 @@ def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def standard_library() -> Documents:
-    """Reads the source code of this Python's standard library, without tests, sorted by name.
+    """Reads the source code of Python's standard library, without tests, sorted by name.
 
-    These are about 10 MB that every machine with Python has. Files that are not UTF-8 or that
-    describe the machine are skipped.
+    The text has about 10 MB and comes with every Python installation. The function skips files
+    that are not UTF-8, and files with build settings of this installation.
 
     Raises:
         ValueError: This Python installation has no source code.
@@ -216,7 +227,7 @@ def standard_library() -> Documents:
             documents.add(TextFile(root, name))
     if not len(documents):
         raise ValueError(
-            f"{root}: this Python installation has no library source; give TEXT to train on"
+            f"{root}: this Python installation has no library source; name a TEXT to train on"
         )
     return documents
 
@@ -228,32 +239,32 @@ def read_documents(
     *,
     drop_copies: bool = True,
 ) -> tuple[Documents, list[str]]:
-    """Reads files and the files in folders, without changing the text or its line ends.
+    """Reads files and folders, without changing the text or its line endings.
 
-    A file is one document; a line of a .jsonl and a row of a .parquet is also one document.
-    Separators that are written in them divide them (see `separators`). .gz and .zst are
-    decompressed. Folders are read recursively in sorted order, without hidden files and without the
-    folders of runs. `hf:OWNER/NAME` is a dataset of the hub.
+    Each file is a document, except that each line of a .jsonl and each row of a .parquet is a
+    document. Separators in the text split it into further documents (see `separators`). .gz and
+    .zst files are decompressed. Folders are read recursively in sorted order, without hidden files
+    and run folders. `hf:OWNER/NAME` is a dataset of the Hugging Face hub.
 
     Args:
         paths: Files, folders and datasets.
         text_field: The field or column of records that holds the text.
-        on_read: Called with the number of bytes of all files read so far.
-        drop_copies: Whether to drop documents that are empty or equal to an earlier one.
+        on_read: Called with the total number of bytes read so far.
+        drop_copies: Whether to drop documents that are empty or equal to an earlier document.
 
     Returns:
-        (the documents, a line "path: reason" for each skipped file and for each file with skipped
-        records). A file in a folder is skipped if it is empty, not text, unreadable or a copy.
-        Links to folders are not followed.
+        (the documents, a line "path: reason" for each file that was skipped completely or partly).
+        A file in a folder is skipped if it is empty, a copy, unreadable or not text. Links to
+        folders are not followed.
 
     Raises:
         ValueError: A path does not exist, a named file is empty or not UTF-8 text, a folder has no
-            text, or a record is damaged. The message names the line or row of the record.
+            text, or a record is damaged. The error message includes the line or row number.
     """
     documents, skipped, before = Documents(), [], 0
     for named in map(str, paths):
         is_empty = True
-        for source in _sources(named, text_field, skipped):
+        for source in named_sources(named, text_field, skipped):
             size = _size(source)
 
             def advance(num_bytes: int, before: int = before, size: int = size) -> None:
@@ -274,22 +285,24 @@ def read_documents(
 
 
 def total_size(paths: Sequence[Path | str]) -> int:
-    """Returns the bytes on disk of files and of the files in folders."""
-    return sum(_size(source) for named in map(str, paths) for source in _sources(named, "", []))
+    """Returns the total size on disk of files and of the files in folders, in bytes."""
+    return sum(
+        _size(source) for named in map(str, paths) for source in named_sources(named, "", [])
+    )
 
 
-def _sources(named: str, text_field: str, skipped: list[str]) -> Iterator[Source]:
-    """Yields the readers of a named file or of the files in a folder.
+def named_sources(named: str, text_field: str, skipped: list[str]) -> Iterator[Source]:
+    """Yields a `Source` for a named file, or for each file in a named folder.
 
-    A line for each skipped file is appended to ``skipped``.
+    The function appends a line for each skipped file to ``skipped``.
     """
     if named.startswith(HUB):
         yield HubDataset("", named, text_field)
     elif os.path.isdir(named):
         for path in _files_below(named, skipped):
-            yield source_of(named, os.path.relpath(path, named), text_field)
+            yield make_source(named, os.path.relpath(path, named), text_field)
     else:
-        yield source_of(*os.path.split(named), text_field)
+        yield make_source(*os.path.split(named), text_field)
 
 
 def _size(source: Source) -> int:
@@ -306,7 +319,7 @@ def _is_library(name: str) -> bool:
 def _files_below(root: str, skipped: list[str]) -> Iterator[str]:
     """Yields the paths of all files below ``root`` that are not hidden, sorted.
 
-    A line for each path that cannot be read is appended to ``skipped``.
+    For each path that cannot be read, the function appends a line to ``skipped``.
     """
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
@@ -318,7 +331,7 @@ def _files_below(root: str, skipped: list[str]) -> Iterator[str]:
                 skipped.append(f"{path}: a run")
                 subfolders.remove(name)
         for path in (os.path.join(folder, n) for n in sorted(files) if not n.startswith(".")):
-            if os.path.isfile(path):  # opening a pipe would block
+            if os.path.isfile(path):  # Opening a named pipe would block.
                 yield path
             else:
                 skipped.append(f"{path}: not a file")

@@ -1,4 +1,4 @@
-"""Documents, which are read from disk piece by piece: a text may be larger than memory."""
+"""Documents are read from disk piece by piece, because a text may be larger than memory."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import chain
-from types import ModuleType
 from typing import NamedTuple, Protocol
 
+from jaxformer.optional import import_optional
 from jaxformer.training.batch import noop
 
 HUB = "hf:"
 PIECE_BYTES = 1 << 20
-# Largest decompressed size: this multiple of the compressed size, or _SMALL bytes if that is more.
-# Text has 3 to 20 times its compressed size, repeated bytes 1,000 times (gzip) and more (zstd).
+# A file may decompress to at most _SMALL bytes, or _MOST_EXPANSION times its size if that is more.
+# Compression shrinks text 3 to 20 times, and repeated bytes 1,000 times (gzip) or more (zstd).
 _MOST_EXPANSION = 100
 _SMALL = 64 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class NotText(ValueError):
-    """Raised for a file without text; files in a folder are then skipped.
+    """Raised for a file that is not text. Such files in a folder are skipped.
 
-    A file that is damaged after its beginning raises a plain ``ValueError``, which is not caught.
+    If a file is damaged after its first bytes, a plain ``ValueError`` is raised instead. This error
+    stops the reading of all files.
     """
 
 
@@ -39,14 +39,14 @@ class _TooLarge(ValueError):
 
 
 class Stream(Protocol):
-    """A file of bytes that is open for reading."""
+    """A binary file, open for reading."""
 
     def read1(self, size: int, /) -> bytes:
-        """Returns at most `size` bytes; none at the end of the file."""
+        """Returns at most `size` bytes, or no bytes at the end of the file."""
 
 
 class _Bounded:
-    """Decompressed stream that raises `_TooLarge` when it exceeds the largest size of text."""
+    """Decompressed stream that raises `_TooLarge` when its size exceeds the limit for text."""
 
     def __init__(self, stream: Stream, path: str):
         self._stream, self._path = stream, path
@@ -57,28 +57,28 @@ class _Bounded:
         self._left -= len(data)
         if self._left < 0:
             raise _TooLarge(
-                f"{self._path}: it decompresses to more than {_MOST_EXPANSION} times its size; if "
-                "that is meant, decompress it and name the decompressed file"
+                f"{self._path}: the file decompresses to more than {_MOST_EXPANSION} times its "
+                "size; if this is intended, decompress the file and name the result"
             )
         return data
 
 
-def suffix_of(name: str) -> str:
-    """Returns the suffix of a file's format in lower case: `.jsonl` for `.JSONL.gz`."""
+def format_suffix(name: str) -> str:
+    """Returns the suffix of a file's format in lower case, such as `.jsonl` for `A.JSONL.gz`."""
     stem, suffix = os.path.splitext(name.lower())
     return os.path.splitext(stem)[1] if suffix in (".gz", ".zst") else suffix
 
 
 @contextmanager
-def _open(path: str) -> Iterator[Stream]:
-    """Opens a file of bytes; .gz and .zst are decompressed, up to a multiple of their size.
+def _open(path: str) -> Generator[Stream]:
+    """Opens a file for reading bytes, and decompresses .gz and .zst up to a size limit.
 
     Raises:
         NotText: The file cannot be opened.
     """
     try:
         if path.lower().endswith(".zst"):
-            pyarrow = needed("pyarrow", f"read {path}", "data")
+            pyarrow = import_optional("pyarrow", f"read {path}", "data")
             with open(path, "rb") as file, pyarrow.CompressedInputStream(file, "zstd") as stream:
                 yield _Bounded(io.BufferedReader(stream), path)
         elif path.lower().endswith(".gz"):
@@ -92,11 +92,12 @@ def _open(path: str) -> Iterator[Stream]:
 
 
 def read_pieces(path: str) -> Generator[bytes, None, None]:
-    """Yields the bytes of a file in pieces of PIECE_BYTES, of which only the last may be smaller.
+    """Yields the bytes of a file in pieces of PIECE_BYTES. The last piece may be smaller.
 
     Raises:
-        NotText: The file cannot be opened, or nothing of it can be read.
-        ValueError: The file is damaged after its beginning. The message names the line.
+        NotText: The file cannot be opened, or its first bytes cannot be read.
+        ValueError: The file is damaged after its first bytes. The error message includes the line
+            number.
     """
     line, begun = 1, False
     with _open(path) as file:
@@ -116,16 +117,16 @@ def read_pieces(path: str) -> Generator[bytes, None, None]:
 
 
 def _read_piece(file: Stream) -> tuple[bytes, Exception | None]:
-    """Reads PIECE_BYTES of a file, fewer only at its end or before an error.
+    """Reads PIECE_BYTES of a file, or fewer if an error occurs or the file ends.
 
     Returns:
-        (the bytes, the error that followed them or None).
+        (the bytes, the error that occurred after these bytes, or None).
     """
     parts, size = [], 0
     while size < PIECE_BYTES:
         try:
             part = file.read1(PIECE_BYTES - size)
-        except Exception as error:  # each format has its own exceptions
+        except Exception as error:  # Compression formats raise different exceptions.
             return b"".join(parts), error
         if not part:
             break
@@ -135,13 +136,14 @@ def _read_piece(file: Stream) -> tuple[bytes, Exception | None]:
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """Yields the lines of a file without their line feeds and without a byte order mark.
+    """Yields the lines of a file, and removes line feeds and the byte order mark.
 
     Raises:
         NotText: The file cannot be opened.
-        ValueError: The file is damaged. The message names the line.
+        ValueError: The file is damaged. The error message includes the line number.
     """
-    number, rest = 0, [b""]  # a list, so that a long line is joined only once
+    # `rest` is a list, so that the pieces of a long line are joined only once.
+    number, rest = 0, [b""]
     for data in read_pieces(path):
         head, *lines = data.split(b"\n")
         rest.append(head)
@@ -154,31 +156,11 @@ def read_lines(path: str) -> Iterator[bytes]:
         yield whole
 
 
-def needed(package: str, what: str, extra: str) -> ModuleType:
-    """Imports an optional package.
-
-    Args:
-        package: The name of the package.
-        what: The task that needs it, such as "read FILE".
-        extra: The extra of this project that installs it.
-
-    Raises:
-        ValueError: The package is missing. The message says how to install it.
-    """
-    try:
-        return import_module(package)
-    except ImportError:
-        name = package.partition(".")[0]
-        raise ValueError(
-            f"to {what} the package {name} is needed: pip install -e '.[{extra}]'"
-        ) from None
-
-
 class Document(NamedTuple):
     """A text in memory.
 
     Attributes:
-        name: The path of its file, relative to the folder that the user named.
+        name: The path of the text's file, relative to the folder that the user named.
         text: The text.
     """
 
@@ -190,12 +172,12 @@ class Document(NamedTuple):
         yield self.text
 
     def documents(self) -> Iterator[Document]:
-        """Yields itself, so that a document is also a `Source`."""
+        """Yields this document, so that a document is also a `Source`."""
         yield self
 
     @property
     def path(self) -> str:
-        """The name, which messages show like the path of a file."""
+        """The document's name, which messages show like a file path."""
         return self.name
 
     @property
@@ -205,7 +187,7 @@ class Document(NamedTuple):
 
 
 class _Read(ABC):
-    """Base class of documents of which only a piece is in memory at a time."""
+    """Base class of documents that are read from disk piece by piece."""
 
     __slots__ = ()
 
@@ -215,7 +197,7 @@ class _Read(ABC):
 
     @property
     def text(self) -> str:
-        """The whole text, in memory."""
+        """The whole text, loaded into memory."""
         return "".join(self.pieces())
 
     @property
@@ -226,7 +208,7 @@ class _Read(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Excerpt(_Read):
-    """Part of a document: the characters ``start`` to ``stop`` (None: the end)."""
+    """Part of a document: the characters from ``start`` to ``stop``, or to the end if None."""
 
     document: Document | TextFile
     start: int
@@ -250,7 +232,7 @@ class Excerpt(_Read):
 
 
 class Source(Protocol):
-    """Interface of a source of documents: a file with one document, or a file of records."""
+    """A source of documents: a file with one document, or a file of records."""
 
     @property
     def path(self) -> str:
@@ -266,7 +248,7 @@ class File:
 
     Attributes:
         folder: The path of the folder.
-        name: The path of the file in it.
+        name: The path of the file within the folder.
     """
 
     folder: str
@@ -283,7 +265,7 @@ class TextFile(_Read, File):
     """A file with one document: UTF-8 text, uncompressed or compressed (.gz, .zst)."""
 
     def documents(self) -> Iterator[TextFile]:
-        """Yields itself."""
+        """Yields this file as the only document."""
         yield self
 
     def pieces(self) -> Iterator[str]:
@@ -291,13 +273,13 @@ class TextFile(_Read, File):
 
         Raises:
             NotText: The file is empty, has a NUL byte or is not UTF-8.
-            ValueError: The compressed file is damaged. The message names the line.
+            ValueError: The compressed file is damaged. The error message includes the line number.
         """
         decoder = codecs.getincrementaldecoder("utf-8")()
         at, begun, is_empty = 0, False, True
         for data in chain(read_pieces(self.path), (b"",)):
             if b"\0" in data:
-                raise NotText(f"{self.path}: not a text file (it has NUL bytes)")
+                raise NotText(f"{self.path}: not a text file (it contains NUL bytes)")
             pending = len(decoder.getstate()[0])
             try:
                 text = decoder.decode(data, final=not data)
@@ -327,7 +309,7 @@ def text_parts(documents: Iterable[AnyDocument]) -> Iterator[str]:
 
 
 def marked(parts: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
-    """Yields (whether the part is the first, whether it is the last, part)."""
+    """Yields (is_first, is_last, part) for each part of a text."""
     remaining = iter(parts)
     is_first, part = True, next(remaining, None)
     while part is not None:
@@ -337,10 +319,10 @@ def marked(parts: Iterable[str]) -> Iterator[tuple[bool, bool, str]]:
 
 
 class DocumentDigest(NamedTuple):
-    """Digest and size of a document.
+    """Digest and length of a document.
 
     Attributes:
-        digest: 16 bytes, of the UTF-8 text.
+        digest: A digest of the UTF-8 text, 16 bytes.
         num_bytes: Length in UTF-8 bytes.
         num_characters: Length in characters.
     """
@@ -351,7 +333,7 @@ class DocumentDigest(NamedTuple):
 
 
 def measure(document: AnyDocument, on_read: Callable[[int], None] = noop) -> DocumentDigest:
-    """Reads a document to its end and returns its digest and size.
+    """Reads a whole document, and returns its digest and its length.
 
     Args:
         document: The document.

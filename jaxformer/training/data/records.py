@@ -1,22 +1,40 @@
-"""Readers of records: .jsonl, .ndjson, .json, .parquet and hub datasets. A record is a document."""
+"""Sources with one document per record: .jsonl, .ndjson, .json, .parquet and hub datasets."""
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxformer.models.config.needs import Need
+from jaxformer.optional import import_optional
 from jaxformer.training.data import documents
 from jaxformer.training.data.documents import HUB, Document, File, NotText, Source, TextFile
 
-_ROWS = 256  # rows of a table in memory at a time
-_MOST_PIECES = 256  # pieces of 1 MiB: the largest .json list
+# Number of table rows to read at a time.
+_ROWS = 256
+# Largest accepted size of a .json file that contains a list, in pieces of 1 MiB.
+_MOST_PIECES = 256
+
+
+class Record(NamedTuple):
+    """A record of a file or table.
+
+    Attributes:
+        fields: The values by field or column. A damaged file may have another JSON value here.
+        where: The place in the file, such as "line 3".
+        number: The number of the record, from 1.
+    """
+
+    fields: Any
+    where: str
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Records(File):
+class Records(File, ABC):
     """Base class of sources with one document per record.
 
     Attributes:
@@ -25,46 +43,72 @@ class Records(File):
 
     text_field: str
 
-    def _of_object(self, record: Any, where: str, number: int) -> Document:
-        """Returns the document of a record, which must be an object."""
-        if not isinstance(record, dict):
-            problem = f"{where} is a {type(record).__name__}, not an object"
-            raise _refused(self.path, problem, number)
-        return self._of_text(record.get(self.text_field), where, number)
+    @abstractmethod
+    def records(self, columns: tuple[str, ...] | None = None) -> Iterator[Record]:
+        """Yields the records.
 
-    def _of_text(self, text: Any, where: str, number: int) -> Document:
-        """Checks a record's text and returns its document. An error names the record's place."""
+        Args:
+            columns: The columns of a table to read; all columns if None. Files of objects have all
+                fields in any case.
+
+        Raises:
+            ValueError: The file is damaged after the first record. The error message includes the
+                place.
+            NotText: The first record is damaged, or the file is empty.
+        """
+
+    def documents(self) -> Iterator[Document]:
+        """Yields the text of each record.
+
+        Raises:
+            ValueError: A record after the first has no text, or the file is damaged. The error
+                message includes the place.
+            NotText: The first record has no text, or the file is empty.
+        """
+        for record in self.records((self.text_field,)):
+            yield self._document(record)
+
+    def _document(self, record: Record) -> Document:
+        """Checks the text of a record and returns its document."""
+        fields, where, number = record
+        if not isinstance(fields, dict):
+            problem = f"{where} is a {type(fields).__name__}, not an object"
+            raise refused(self.path, problem, number)
+        text = fields.get(self.text_field)
         if not isinstance(text, str):
-            problem = f"{where} has no text in {self.text_field!r}; set --text-field to its field"
-            raise _refused(self.path, problem, number)
+            problem = (
+                f"{where} has no text in {self.text_field!r}; set --text-field to the field with "
+                "the text"
+            )
+            raise refused(self.path, problem, number)
         if not text.isascii():
             try:
                 text.encode()
             except UnicodeEncodeError:
                 problem = f"{where} has a text that is not Unicode (a lone surrogate)"
-                raise _refused(self.path, problem, number) from None
+                raise refused(self.path, problem, number) from None
         return Document(self.name, text.removeprefix("\ufeff"))
 
-    def _check_column(self, names: list[str]) -> None:
-        """Raises NotText unless one of the columns of a table holds the text."""
-        if self.text_field not in names:
-            raise NotText(
-                f"{self.path}: it has no column {self.text_field!r}; set --text-field to one of "
-                f"{', '.join(names)}"
-            )
+    def _check_columns(self, names: list[str], columns: tuple[str, ...] | None) -> list[str]:
+        """Returns the columns to read.
+
+        Raises:
+            NotText: The table lacks one of them.
+        """
+        for name in columns or ():
+            if name not in names:
+                raise NotText(
+                    f"{self.path}: column {name!r} is missing; set --text-field to one of "
+                    f"{', '.join(names)}"
+                )
+        return names if columns is None else list(columns)
 
 
 class JsonLines(Records):
-    """A .jsonl or .ndjson file (also .gz or .zst): each line is an object with a text field."""
+    """A .jsonl or .ndjson file (also .gz or .zst): each line is an object."""
 
-    def documents(self) -> Iterator[Document]:
-        """Yields the text of each line.
-
-        Raises:
-            ValueError: A line is no such object, or the compressed file is damaged at a line. The
-                message names the line.
-            NotText: The same for the first line, or the file is empty.
-        """
+    def records(self, columns: tuple[str, ...] | None = None) -> Iterator[Record]:
+        """Yields the object in each line (see `Records.records`)."""
         number = 0
         for number, line in enumerate(documents.read_lines(self.path), 1):
             if line.strip():
@@ -72,36 +116,35 @@ class JsonLines(Records):
                     record = json.loads(line)
                 except (ValueError, RecursionError) as error:
                     problem = f"line {number} is not valid JSON: {error}"
-                    raise _refused(self.path, problem, number) from None
-                yield self._of_object(record, f"line {number}", number)
+                    raise refused(self.path, problem, number) from None
+                yield Record(record, f"line {number}", number)
         if not number:
             raise NotText(f"{self.path}: the file is empty")
 
 
 class JsonArray(JsonLines):
-    """A .json file (also .gz or .zst): a list of objects with a text field, or one object per line.
+    """A .json file (also .gz or .zst): a list of objects, or one object per line.
 
-    A list is loaded into memory as a whole, so its size is limited.
+    The whole list is loaded into memory, so the size of the file is limited.
     """
 
-    def documents(self) -> Iterator[Document]:
-        """Yields the text of each object.
+    def records(self, columns: tuple[str, ...] | None = None) -> Iterator[Record]:
+        """Yields each object (see `Records.records`).
 
         Raises:
-            ValueError: An entry is no such object. The message names its number.
-            NotText: The first entry is no such object, the list is larger than 256 MiB, or the
-                file holds anything else.
+            ValueError: A line after the first is not valid JSON.
+            NotText: The list is larger than 256 MiB or empty, or the file has a different format.
         """
         pieces = documents.read_pieces(self.path)
         first = next(pieces, b"")
         if not first.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
             pieces.close()
-            yield from JsonLines.documents(self)
+            yield from JsonLines.records(self, columns)
             return
         parts = [first, *islice(pieces, _MOST_PIECES)]
         if len(parts) > _MOST_PIECES:
             raise NotText(
-                f"{self.path}: a .json list may have at most 256 MiB; convert it to .jsonl"
+                f"{self.path}: a .json list must not exceed 256 MiB; convert the file to .jsonl"
             )
         try:
             records = json.loads(b"".join(parts).decode("utf-8-sig"))
@@ -110,94 +153,96 @@ class JsonArray(JsonLines):
         if not records:
             raise NotText(f"{self.path}: the list is empty")
         for number, record in enumerate(records, 1):
-            yield self._of_object(record, f"record {number}", number)
+            yield Record(record, f"record {number}", number)
 
 
 class Parquet(Records):
-    """A .parquet file with a column of texts."""
+    """A .parquet file."""
 
-    def documents(self) -> Iterator[Document]:
-        """Yields the text of each row.
+    def records(self, columns: tuple[str, ...] | None = None) -> Iterator[Record]:
+        """Yields each row (see `Records.records`).
 
         Raises:
-            ValueError: A row holds no text, or the file is damaged from a row on. The message
-                names the row.
-            NotText: There is no such column, no row, or no readable first row.
+            ValueError: The file is damaged after the first row. The error message includes the row
+                number.
+            NotText: A column is missing, the file has no rows, or the first row is unreadable.
         """
-        parquet = documents.needed("pyarrow.parquet", f"read {self.path}", "data")
-        pyarrow = documents.needed("pyarrow", f"read {self.path}", "data")
+        parquet = import_optional("pyarrow.parquet", f"read {self.path}", "data")
+        pyarrow = import_optional("pyarrow", f"read {self.path}", "data")
         number = 0
         try:
             options = {"memory_map": True, "page_checksum_verification": True}
             with parquet.ParquetFile(self.path, **options) as file:
-                self._check_column(file.schema_arrow.names)
-                columns = {"columns": [self.text_field], "use_threads": False}
-                for batch in file.iter_batches(_ROWS, **columns):
-                    for value in batch.column(0).to_pylist():
+                names = self._check_columns(file.schema_arrow.names, columns)
+                for batch in file.iter_batches(_ROWS, columns=names, use_threads=False):
+                    for fields in batch.to_pylist():
                         number += 1
-                        yield self._of_text(value, f"row {number}", number)
+                        yield Record(fields, f"row {number}", number)
         except (OSError, pyarrow.ArrowException) as error:
             problem = f"damaged at row {number + 1} or after it: {error}"
-            raise _refused(self.path, problem, number + 1) from None
+            raise refused(self.path, problem, number + 1) from None
         if not number:
-            raise NotText(f"{self.path}: it has no rows")
+            raise NotText(f"{self.path}: the file has no rows")
 
 
 class HubDataset(Records):
-    """A dataset of the Hugging Face hub, which is downloaded on first use.
+    """A dataset of the Hugging Face hub, downloaded on first use.
 
-    Its name is ``hf:owner/name`` or ``hf:owner/name/subset``, with an optional ``:split`` at the
-    end. The default split is train.
+    The name is ``hf:owner/name`` or ``hf:owner/name/subset``, optionally followed by ``:split``.
+    The default split is train.
     """
 
-    def documents(self) -> Iterator[Document]:
-        """Yields the text of each row.
+    def records(self, columns: tuple[str, ...] | None = None) -> Iterator[Record]:
+        """Yields each row (see `Records.records`).
 
         Raises:
-            ValueError: The dataset cannot be loaded, or has no such column, or a row has no text.
+            ValueError: The dataset cannot be loaded, or a column is missing.
         """
-        datasets = documents.needed("datasets", f"read {self.name}", "datasets")
+        datasets = import_optional("datasets", f"read {self.name}", "datasets")
         name, _, split = self.name.removeprefix(HUB).partition(":")
         owner, *rest = name.split("/")
         if not 1 <= len(rest) <= 2 or not all((owner, *rest)):
             raise ValueError(f"{self.name}: it must be hf:OWNER/NAME or hf:OWNER/NAME/SUBSET")
         try:
             table = datasets.load_dataset(f"{owner}/{rest[0]}", *rest[1:], split=split or "train")
-        except Exception as error:  # of any type: unknown name, no network, unknown split
+        except Exception as error:  # `datasets` may raise any exception.
             raise ValueError(f"{self.name}: {str(error).splitlines()[0]}") from error
-        self._check_column(table.column_names)
+        names = self._check_columns(table.column_names, columns)
         for start in range(0, len(table), _ROWS):
-            rows = table[start : start + _ROWS][self.text_field]
-            for number, value in enumerate(rows, start + 1):
-                yield self._of_text(value, f"row {number}", number)
+            rows = table[start : start + _ROWS]
+            for number, values in enumerate(zip(*(rows[x] for x in names), strict=True), start + 1):
+                yield Record(dict(zip(names, values, strict=True)), f"row {number}", number)
 
 
 _READERS = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".parquet": Parquet}
 
 
 def has_records(field: str) -> Need:
-    """Returns the need that a path of the field may hold records."""
+    """Returns a condition, which holds if at least one path in `field` may contain records."""
     text = f"a file of records ({', '.join(_READERS)}), a folder or {HUB}OWNER/NAME"
     return Need((), lambda given: any(map(_may_hold_records, map(str, given[field]))), text)
 
 
 def _may_hold_records(path: str) -> bool:
-    has_suffix = documents.suffix_of(path) in _READERS
+    has_suffix = documents.format_suffix(path) in _READERS
     return has_suffix or path.startswith(HUB) or os.path.isdir(path)
 
 
-def source_of(folder: str, name: str, text_field: str) -> Source:
-    """Returns the reader for a file, by its suffix.
+def make_source(folder: str, name: str, text_field: str) -> Source:
+    """Returns the `Source` for a file; the file's suffix determines its class.
 
     Args:
-        folder: The folder that the user named.
-        name: The path of the file in it.
+        folder: The folder that the user named, or the folder of the file that the user named.
+        name: The path of the file within the folder.
         text_field: The field or column of records that holds the text.
     """
-    reader = _READERS.get(documents.suffix_of(name))
+    reader = _READERS.get(documents.format_suffix(name))
     return TextFile(folder, name) if reader is None else reader(folder, name, text_field)
 
 
-def _refused(path: str, problem: str, number: int) -> ValueError:
-    """Returns an error: `NotText` for the first record, as the file may have another format."""
+def refused(path: str, problem: str, number: int) -> ValueError:
+    """Returns a `NotText` error for the first record, and a ValueError for a later record.
+
+    If the first record is damaged, the file may not be a file of records at all.
+    """
     return (NotText if number == 1 else ValueError)(f"{path}: {problem}")

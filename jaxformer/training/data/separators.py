@@ -1,13 +1,14 @@
-"""Documents that a written end-of-text token separates, as in dumps of TinyStories or OpenWebText.
+"""Splits text at end-of-text tokens that are part of the text, as in TinyStories and OpenWebText.
 
-A file counts as several documents if it spells out `<|endoftext|>`, or the end of text of another
-tokenizer (`_NAMES`), in one of these places:
+`_NAMES` lists `<|endoftext|>` and the end-of-text tokens of other tokenizers. A file is split into
+documents at such a token in these places:
 
-- alone on a line, or at the beginning or the end of a file or record;
-- in a plain text file (`_PLAIN`) also within a line, unless quotes or brackets enclose it, or a
-  sentence goes on around it. This only applies to names that no markup uses (`<|…|>`).
+- The token is alone on a line, or at the start or the end of a file or record.
+- The token is within a line of a plain text file (`_PLAIN`), but not in quotes, in brackets or
+  inside a sentence. This rule applies only to tokens of the form `<|…|>`, which markup does not
+  use.
 
-Files of code and markup (`_CODE`) are never divided: there the token is a part of the text.
+Source code and markup files (`_CODE`) are never split, because the token is part of their text.
 """
 
 import re
@@ -27,24 +28,27 @@ _CODE = frozenset(
     .php .pl .lua .jl .r .m .sh .sql .html .htm .xml .css .md .rst .tex .json5 .yaml .yml .toml .cfg
     .ini .jinja .j2 .diff .patch""".split()
 )
-_CONTEXT = 64  # characters around a name that decide whether it is a separator
+# This number of characters on each side of a token decides whether the token is a separator.
+_CONTEXT = 64
 _LONGEST = max(map(len, _NAMES))
 _QUOTES, _OPENING, _CLOSING = "\"'`“”‘’«»", "([{", ")]}"
-_MARKS = ".,;:!?"  # punctuation after a name that a sentence mentions
+# Punctuation that may follow a token inside a sentence.
+_MARKS = ".,;:!?"
 
 
 class SeparatedText:
-    """A source whose documents are divided at the separators that are written in them.
+    """A source whose documents are split at the separators in their text.
 
     Attributes:
-        source: The undivided source.
-        found: The separators of the last complete reading, with the number of each.
+        source: The unsplit source.
+        found: The number of occurrences of each separator; empty until all documents have been
+            read.
     """
 
     def __init__(self, source: Source):
-        """Wraps a source without reading it."""
+        """Creates the source without reading any document."""
         self.source, self.found = source, Counter()
-        self._inline = documents.suffix_of(source.path) in _PLAIN
+        self._inline = documents.format_suffix(source.path) in _PLAIN
 
     @property
     def path(self) -> str:
@@ -52,9 +56,9 @@ class SeparatedText:
         return self.source.path
 
     def documents(self) -> Iterator[Document | TextFile]:
-        """Yields the documents between the separators, in memory, except blank ones.
+        """Yields the documents between the separators, except blank documents.
 
-        Documents of the source that have no separator are yielded unchanged.
+        Documents without a separator are yielded unchanged.
         """
         found: Counter[str] = Counter()
         for document in self.source.documents():
@@ -69,11 +73,13 @@ class SeparatedText:
 
 
 def with_separators(source: Source) -> Source:
-    """Returns the source, divided at its written separators if it may have any.
+    """Wraps a source so that its documents are split at separators.
 
-    A file of text without separators is returned unchanged, because it may be larger than memory.
+    Source code and markup are returned unchanged. Text files without separators are also returned
+    unchanged, because `SeparatedText` would load the file as one document. This document could be
+    larger than memory.
     """
-    if documents.suffix_of(source.path) in _CODE:
+    if documents.format_suffix(source.path) in _CODE:
         return source
     if isinstance(source, TextFile) and not _has_separators(source):
         return source
@@ -81,23 +87,23 @@ def with_separators(source: Source) -> Source:
 
 
 def separators_in(source: Source) -> Counter[str]:
-    """Returns the separators that divided a source when it was last read, with their numbers."""
+    """Returns how often each separator occurs in a source whose documents have been read."""
     return source.found if isinstance(source, SeparatedText) else Counter()
 
 
 def _has_separators(file: TextFile) -> bool:
-    """Returns whether a separator divides the file; False if the file cannot be read."""
-    inline = documents.suffix_of(file.path) in _PLAIN
+    """Returns whether a file contains a separator. If the file cannot be read, returns False."""
+    inline = documents.format_suffix(file.path) in _PLAIN
     try:
         if _spells_name(file.path):
             return any(name for _, name in divided(file.pieces(), inline=inline))
-    except ValueError:  # the file is read again, and the error is reported then
+    except ValueError:  # A later read raises the same error.
         pass
     return False
 
 
 def _spells_name(path: str) -> bool:
-    """Returns whether the bytes of a file hold any of the names."""
+    """Returns whether a file contains an end-of-text token from `_NAMES`."""
     names, rest = re.compile("|".join(map(re.escape, _NAMES)).encode()), b""
     for data in documents.read_pieces(path):
         if names.search(rest + data):
@@ -107,25 +113,26 @@ def _spells_name(path: str) -> bool:
 
 
 def divided(parts: Iterable[str], *, inline: bool) -> Iterator[tuple[str, str | None]]:
-    """Divides a text at its separators.
+    """Splits a text at its separators.
 
-    The line break after a separator is removed, too. Of a separator that is alone on a line, the
-    whole line is removed.
+    The line break after a separator is removed. If a separator is alone on a line, the whole line
+    is removed.
 
     Args:
         parts: The text, in parts of any size.
-        inline: Whether names within a line count, too.
+        inline: Whether a token within a line may be a separator.
 
     Yields:
-        (the text up to a separator, the name of the separator). The last name is None.
+        (the text up to a separator, the separator). The last pair is (the remaining text, None).
     """
-    text, begin, at = "", 0, 0  # the document begins at `begin`; it is searched up to `at`
+    # `begin` is the start of the document, and `at` is the end of the searched text.
+    text, begin, at = "", 0, 0
     for _, is_last, part in documents.marked(parts):
         text, begin, at = text[begin:] + part, 0, at - begin
         while match := _PATTERN.search(text, at):
             at = match.start()
             if not is_last and match.end() + _CONTEXT > len(text):
-                break  # the next part decides
+                break  # The text after the token is incomplete.
             at = match.end()
             if (place := _place(text, begin, match, inline)) is not None:
                 yield text[begin : place[0]], match[0]
@@ -136,13 +143,13 @@ def divided(parts: Iterable[str], *, inline: bool) -> Iterator[tuple[str, str | 
 
 
 def _place(text: str, begin: int, match: re.Match[str], inline: bool) -> tuple[int, int] | None:
-    """Returns the first and last position of a separator; None if the name is a part of the text.
+    """Returns the start and end of a separator, or None if the token is part of the text.
 
     Args:
-        text: The text around it.
-        begin: The position where its document begins.
-        match: The name.
-        inline: Whether names within a line count, too.
+        text: The text around the token.
+        begin: The index at which the document begins.
+        match: The regular expression's match of the token.
+        inline: Whether a token within a line may be a separator.
     """
     start, end = match.span()
     left, right = text[max(begin, start - _CONTEXT) : start], text[end : end + _CONTEXT]
@@ -160,10 +167,11 @@ def _place(text: str, begin: int, match: re.Match[str], inline: bool) -> tuple[i
 
 
 def _is_mentioned(left: str, right: str) -> bool:
-    """Returns whether a name within a line is a word of a sentence or of code.
+    """Returns whether an end-of-text token within a line is part of a sentence or of code.
 
-    It is if quotes or brackets enclose it, or if it stands inside a sentence. A quote that ends a
-    sentence before the name does not enclose it: `he said."<|endoftext|>"Well`.
+    A token in quotes or brackets is part of a sentence. A token is also part of a sentence if the
+    sentence continues after the token. A token between two quotations is a separator, as in
+    `he said."<|endoftext|>"Well`.
     """
     if not left or not right:
         return False

@@ -1,10 +1,11 @@
-"""Split of a text into a training part and a held-out part, and baselines for the latter."""
+"""Splits a text into a training part and a held-out part, and computes baselines."""
 
 import gzip
 import hashlib
 import lzma
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -16,20 +17,25 @@ from jaxformer.training.data.corpus import Documents, grouped
 from jaxformer.training.data.documents import AnyDocument, Document, Excerpt, TextFile
 from jaxformer.training.data.tokens import groups
 
-# Default (fraction, minimum_bytes, maximum_bytes) of `split`. For a small text, the fraction alone
-# is too little to distinguish two models. For a large text it is more than necessary, and the end
-# of a run scores the whole held-out part.
+# Default (fraction, minimum_bytes, maximum_bytes) of `split`. In a small text, 5% of the bytes are
+# too few to distinguish two models. In a large text, 5% are more than necessary, and scoring the
+# whole held-out part at the end of a run would take long.
 DEFAULT_SPLIT = (0.05, 500_000, 10_000_000)
 
-# Largest share of the held-out text for one document. Only the end of a larger one is held out.
+# A document is held out as a whole only if it takes at most this fraction of the held-out part.
+# Only the end of a longer document is held out.
 _LARGEST_SHARE = 1 / 4
 
 _TRAIN, _HELD_OUT, _CUT = range(3)
-_ENCODED_TOGETHER = 1 << 14  # lines
+# Number of lines to encode in one call.
+_ENCODED_TOGETHER = 1 << 14
 
 
 class SplitPart:
-    """One part of a split: whole documents and excerpts, which each iteration reads from disk."""
+    """The training part or the held-out part of a text: whole documents and excerpts.
+
+    Each iteration reads the documents from disk.
+    """
 
     def __init__(
         self,
@@ -38,17 +44,19 @@ class SplitPart:
         side: int,
         position: Callable[[int, Document | TextFile], int],
     ):
-        """Selects the documents of one side.
+        """Selects the documents of the training part or of the held-out part.
 
         Args:
-            documents: The documents of both parts.
-            sides: uint8 [documents]: `_TRAIN`, `_HELD_OUT` or `_CUT`.
-            side: `_TRAIN` or `_HELD_OUT`.
-            position: Returns where to cut a document with this number.
+            documents: All documents of the text.
+            sides: uint8 [documents]: `_TRAIN` or `_HELD_OUT` for a document that belongs to one
+                part, `_CUT` for a document that is divided between the two parts.
+            side: The part to select, `_TRAIN` or `_HELD_OUT`.
+            position: Returns the index of the character at which to divide a document.
         """
         self._documents, self._sides, self._side = documents, sides, side
         self._position, lengths = position, documents.characters
-        least = 1 if side == _TRAIN else 2  # one character cannot be divided
+        # A document of one character cannot be divided and belongs to the training part.
+        least = 1 if side == _TRAIN else 2
         is_cut = (sides == _CUT) & (lengths >= least)
         self._is_included = is_cut | ((sides == side) & (lengths > 0))
 
@@ -64,7 +72,7 @@ class SplitPart:
             yield document
 
     def __len__(self) -> int:
-        """Returns the number of documents and excerpts."""
+        """Returns the total number of whole documents and excerpts."""
         return int(self._is_included.sum())
 
 
@@ -74,30 +82,31 @@ def split(
     minimum_bytes: float = 0,
     maximum_bytes: float = math.inf,
 ) -> tuple[SplitPart, SplitPart]:
-    """Divides the text into a training part and a held-out part. Both preserve the order.
+    """Splits a text into a training part and a held-out part. Both parts keep the document order.
 
     The target size of the held-out part is ``fraction`` of the bytes, but at least
-    ``minimum_bytes`` (or a tenth of the text, if that is less) and at most ``maximum_bytes``. Whole
-    documents are held out, in the order of a digest of their content, until the target is reached.
-    From a document that would be more than a quarter of the held-out part, only the end is held
-    out, from a line break on. So the held-out part is at most about 1.25 times the target, and
-    ``split(book, 0.1)`` holds out the last tenth of a book.
+    ``minimum_bytes`` and at most ``maximum_bytes``. If ``minimum_bytes`` is more than a tenth of
+    the text, this tenth replaces ``minimum_bytes``. Whole documents are held out, in the order of a
+    digest of their content, until the held-out part has the target size.
+    If a document would be more than a quarter of the held-out part, only its end is held out,
+    starting after a line break. The held-out part is therefore at most about 1.25 times the target
+    size, and ``split(book, 0.1)`` holds out the last tenth of a book.
 
-    The digest is of the content, not of the name. So copies are always in the same part, and the
-    result does not depend on the machine, the folder or the order. Every character is in exactly
-    one part.
+    The digest of a document depends on the content, not on the name. Copies are therefore always in
+    the same part, and the split does not depend on the machine, the folder or the order of the
+    documents. Every character is in exactly one part.
 
     Args:
         documents: The text.
-        fraction: The share of the bytes to hold out, in (0, 0.5].
-        minimum_bytes: Lower limit of the target size.
-        maximum_bytes: Upper limit of the target size.
+        fraction: The fraction of the bytes to hold out, in (0, 0.5].
+        minimum_bytes: The smallest target size of the held-out part.
+        maximum_bytes: The largest target size of the held-out part.
 
     Returns:
         (the training part, the held-out part).
 
     Raises:
-        ValueError: `fraction` is out of range, or the text is too short to divide.
+        ValueError: `fraction` is out of range, or the text is too short to split.
     """
     if not 0 < fraction <= 0.5:
         raise ValueError(f"fraction is {fraction}; it must be in (0, 0.5]")
@@ -113,14 +122,17 @@ def split(
 
     train, held_out = (SplitPart(documents, sides, x, position) for x in (_TRAIN, _HELD_OUT))
     if not train or not held_out:
-        raise ValueError(f"documents: {total} bytes of text are too few to hold some of them out")
+        raise ValueError(
+            f"documents have {total} bytes, too few for a training and a held-out part; "
+            "give more text"
+        )
     return train, held_out
 
 
 def _choose(documents: Documents, aim: float, share: float) -> np.ndarray:
-    """Returns the side of each document, uint8 [documents].
+    """Assigns each document `_TRAIN`, `_HELD_OUT` or `_CUT`; returns uint8 [documents].
 
-    Copies count as one document of their total size.
+    Copies are treated as one document with their total size.
     """
     order, group = grouped(documents.digests)
     sizes = np.bincount(group, documents.sizes[order])
@@ -136,9 +148,10 @@ def _choose(documents: Documents, aim: float, share: float) -> np.ndarray:
 
 
 def _cut_position(document: Document | TextFile, length: int, share: float) -> int:
-    """Returns the position where the last ``share`` of a document begins.
+    """Returns the index at which the last fraction ``share`` of a document begins.
 
-    It is after a line break, if one follows within a quarter of the rest.
+    If the first quarter of this last part contains a line break, the function returns the index
+    after the first line break instead.
     """
     position = max(1, min(round((1 - share) * length), length - 1))
     at = position - 1
@@ -155,7 +168,7 @@ def token_digests(
     """Returns a digest of each document's tokens, big-endian uint64 [documents, 2].
 
     Args:
-        documents: The documents. They are read once, with only a few MB in memory.
+        documents: The documents. The function reads them once, and holds a few MB at a time.
         tokenizer: Encodes the text.
         on_encoded: Called with the number of bytes of text encoded so far.
     """
@@ -172,17 +185,62 @@ def token_digests(
     return np.frombuffer(bytes(digests), ">u8").reshape(-1, 2)
 
 
-def groups_of_alike(lines: Sequence[str], tokenizer: Tokenizer | None = None) -> list[Hashable]:
-    """Returns a label for each line. Alike lines have equal labels.
+def choose_held_out(
+    sources: Sequence[str],
+    fraction: float | None = None,
+    tokenizer: Tokenizer | None = None,
+    *,
+    noun: str = "sources",
+) -> list[bool]:
+    """Chooses which of several sources to hold out.
 
-    Two lines are alike if they differ only in case, accents, compatibility characters or white
-    space, if the tokenizer encodes them to the same tokens, or if both are alike to a third line.
+    Similar sources (see `similarity_groups`) are held out together. A model therefore never trains
+    on a held-out source, even if the tokenizer ignores case or accents. Digests of the sources
+    determine which groups of similar sources are held out.
+
+    Args:
+        sources: The texts that a model reads, such as sentences to translate.
+        fraction: The fraction to hold out. If None, the fraction is 0.05, but at most 1,000 sources
+            are held out.
+        tokenizer: The tokenizer of the sources, with which `similarity_groups` compares the tokens
+            of the sources. If None, only the text of the sources is compared.
+        noun: What error messages call the sources.
+
+    Raises:
+        ValueError: There are fewer than two groups of similar sources.
+    """
+    labels = similarity_groups(sources, tokenizer)
+    digests: dict[Hashable, bytes] = {}
+    for source, label in zip(sources, labels, strict=True):
+        digest = hashlib.blake2b(source.encode(), digest_size=16).digest()
+        digests[label] = min(digest, digests.get(label, digest))
+    if len(digests) < 2:
+        raise ValueError(
+            f"there are {len(digests)} different {noun}; at least 2 are needed to hold some out "
+            f"({noun} that differ only in case, accents or white space count as one)"
+        )
+    counts = Counter(labels)
+    wanted = fraction * len(sources) if fraction else min(0.05 * len(sources), 1000)
+    chosen, number = set(), 0
+    for label in sorted(digests, key=digests.__getitem__)[:-1]:
+        if number >= max(1, wanted):
+            break
+        chosen.add(label)
+        number += counts[label]
+    return [label in chosen for label in labels]
+
+
+def similarity_groups(lines: Sequence[str], tokenizer: Tokenizer | None = None) -> list[Hashable]:
+    """Groups similar lines, and returns the label of each line's group.
+
+    Two lines are similar if they differ only in case, accents, compatibility characters or white
+    space, or if the tokenizer encodes them to the same tokens. Similarity is transitive.
     """
     parents: dict[Hashable, Hashable] = {}
 
     def root(key: Hashable) -> Hashable:
         while (parent := parents.setdefault(key, key)) != key:
-            parents[key] = parents[parent]  # halves the path for later calls
+            parents[key] = parents[parent]  # Path halving speeds up later calls.
             key = parent
         return key
 
@@ -206,7 +264,8 @@ def _token_keys(lines: Sequence[str], tokenizer: Tokenizer) -> Iterator[bytes]:
             yield hashlib.blake2b(np.asarray(ids, "<u4").tobytes(), digest_size=16).digest()
 
 
-MOST_COMPRESSED = 1 << 24  # bytes: xz takes a second and 20 MB of memory for each million
+# Number of bytes to compress. xz takes a second and 20 MB of memory per million bytes.
+MOST_COMPRESSED = 1 << 24
 LONG_LINE = 60
 _LONGEST_LINE = 1 << 20
 _HASHED_TOGETHER = 1 << 16
@@ -215,10 +274,11 @@ _HASHED_TOGETHER = 1 << 16
 def baselines(held_out: Iterable[AnyDocument]) -> dict[str, float]:
     """Returns the bits per byte of ``gzip -9`` and ``xz -9e`` on at most 16 MiB of the documents.
 
-    A model with fewer bits per byte has learnt more than repetitions.
+    gzip and xz find only repetitions. A model that needs fewer bits per byte has learned more than
+    repetitions.
 
     Raises:
-        ValueError: There is no text.
+        ValueError: The documents have no text.
     """
     data = bytearray()
     pieces = (piece for document in held_out for piece in document.pieces())
@@ -226,7 +286,7 @@ def baselines(held_out: Iterable[AnyDocument]) -> dict[str, float]:
         data += piece.encode()
     data = bytes(data[:MOST_COMPRESSED])
     if not data:
-        raise ValueError("held_out: there is no text to compress")
+        raise ValueError("held_out must contain text to compress, but all documents are empty")
     compressed = {
         "gzip": gzip.compress(data, compresslevel=9, mtime=0),
         "xz": lzma.compress(data, preset=9 | lzma.PRESET_EXTREME),
@@ -239,14 +299,14 @@ class Repeated(NamedTuple):
 
     Attributes:
         lines: The number of long held-out lines.
-        repeated: The number of those that also occur in the training part.
+        repeated: The number of long held-out lines that also occur in the training part.
     """
 
     lines: int
     repeated: int
 
     def __str__(self) -> str:
-        """Returns a line of text for the screen."""
+        """Returns the counts as a line of text for the screen."""
         return (
             f"{self.repeated:,} of {self.lines:,} held-out lines of {LONG_LINE} or more characters "
             "also occur in the training part (white space ignored)"
@@ -260,13 +320,13 @@ def repeated_lines(
 ) -> Repeated:
     """Counts the long held-out lines that also occur in the training part.
 
-    Lines that differ only in white space are the same. Lines are compared by hashes of eight bytes,
-    so two different lines count as the same about once in 10^19 comparisons.
+    White space is ignored. Lines are compared by hashes of eight bytes, so two different lines
+    count as equal about once in 10^19 comparisons.
 
     Args:
         train: The training part.
         held_out: The held-out part.
-        normalized: Returns a line as the model reads it, for example in lower case.
+        normalized: Normalizes a line as the tokenizer does, for example to lower case.
     """
     hashes = np.concatenate([np.zeros(0, np.int64), *_hashes(held_out, normalized)])
     distinct, numbers = np.unique(hashes, return_inverse=True)
@@ -280,7 +340,7 @@ def repeated_lines(
 def _hashes(
     documents: Iterable[AnyDocument], normalized: Callable[[str], str]
 ) -> Iterator[np.ndarray]:
-    """Yields the hashes of the long lines of documents, some at a time, int64."""
+    """Yields int64 arrays with the hashes of the documents' long lines."""
     waiting: list[int] = []
     for document in documents:
         rest = ""

@@ -1,12 +1,12 @@
 """Tokenised text in memory-mapped files.
 
-A stream of tokens is ``opening + document + opening + document + ...``. The opening tokens let a
-model predict the first token of a document. A `ByteTokenizer` has one opening token, the end of
-text, which also ends the previous document. Imported tokenizers define other opening tokens, and
-may add tokens after a document.
+A stream of tokens is ``opening + document + opening + document + ...``. With the opening tokens, a
+model can predict the first token of a document. A `ByteTokenizer` has one opening token: the
+end-of-text token, which also ends the previous document. Imported tokenizers define other opening
+tokens, and may add tokens after a document.
 
-The file stores the start of each document. The tokens alone do not determine it: a config.json may
-define an ordinary word as the opening token.
+The file also stores the index of each document's first token. The tokens alone do not determine
+this index, because a config.json may define an ordinary word as the opening token.
 """
 
 import hashlib
@@ -35,21 +35,31 @@ _DTYPES = ("<u2", "<u4")
 _GROUP_CHARACTERS = 1 << 21
 _STARTS = "<i8"
 _START_BYTES = np.dtype(_STARTS).itemsize
-_THREADS = 2  # groups in progress: one is encoded while the ids of the other are collected
+# While the ids of a group of pieces are written, these threads encode the next groups.
+_THREADS = 2
 
-# Of each piece: whether it begins a document, whether it ends one, its text.
+# For each piece of text: whether it begins a document, whether it ends a document, and the text.
 Group = list[tuple[bool, bool, str]]
 
 
 class TokenStream(NamedTuple):
-    """The tokens of a corpus, and fingerprints of the text and the tokenizer."""
+    """The tokens of a corpus, and fingerprints of the text and the tokenizer.
 
-    ids: np.ndarray  # uint16 or uint32 [num_tokens], mapped from disk
-    starts: np.ndarray  # int64 [num_documents]: the index of each document's first token
+    Attributes:
+        ids: uint16 or uint32 [num_tokens], memory-mapped from disk.
+        starts: int64 [num_documents]: the index of each document's first token.
+        num_documents: The number of documents.
+        num_bytes: The number of UTF-8 bytes of the text, without special tokens.
+        tokenizer: A fingerprint of the tokenizer.
+        documents: A fingerprint of the documents and of their order.
+    """
+
+    ids: np.ndarray
+    starts: np.ndarray
     num_documents: int
-    num_bytes: int  # UTF-8 bytes of the text, without special tokens
-    tokenizer: str  # fingerprint of the tokenizer
-    documents: str  # fingerprint of the documents, in order
+    num_bytes: int
+    tokenizer: str
+    documents: str
 
     @property
     def num_targets(self) -> int:
@@ -57,7 +67,7 @@ class TokenStream(NamedTuple):
         return len(self.ids) - self.num_documents
 
     def split(self) -> list[np.ndarray]:
-        """Returns the tokens of each document, opening tokens included."""
+        """Returns the tokens of each document, which include the document's opening tokens."""
         return np.split(self.ids, self.starts[1:])
 
 
@@ -75,23 +85,23 @@ def write_tokens(
 
     - a line of JSON, padded to 1024 bytes;
     - the index of each document's first token, little-endian int64;
-    - the ids, little-endian, two bytes each if the vocabulary fits in two bytes, else four.
+    - the ids, little-endian, with two bytes each if the vocabulary permits, otherwise four.
 
-    The file is named ``path``.unfinished until it is complete. A call after an interrupted one
-    continues that file.
+    The file is named ``path``.unfinished until it is complete. After an interruption, the next call
+    continues this file.
 
     Args:
-        documents: The documents. They are read twice, with only a few MB in memory.
+        documents: The documents. The function reads them twice, and holds a few MB at a time.
         tokenizer: Encodes the text.
         path: The file to write.
         on_encoded: Called with the number of bytes of text encoded so far.
         after: Ids to write after each document.
 
     Returns:
-        The stream, mapped from the file.
+        The token stream, memory-mapped from the file.
 
     Raises:
-        ValueError: There are no documents, or they changed between the two reads.
+        ValueError: `documents` is empty, or the documents changed between the two reads.
     """
     header = _describe(documents, tokenizer, after)
     if (existing := _read_header(path)) and header.items() <= existing.items():
@@ -110,7 +120,7 @@ def write_tokens(
             on_encoded(progress.num_bytes)
             done = progress
         if done.num_documents != header["num_documents"]:
-            raise ValueError(f"{path}: the documents changed while they were tokenised")
+            raise ValueError(f"{path}: the documents changed during tokenisation; start again")
         file.seek(0)
         line = json_text({**header, "num_tokens": done.num_tokens})
         file.write(line.encode().ljust(_HEADER_BYTES - 1) + b"\n")
@@ -120,55 +130,57 @@ def write_tokens(
 
 
 def open_tokens(path: str | Path) -> TokenStream:
-    """Maps a file of ``write_tokens`` into memory, read only.
+    """Memory-maps a file that ``write_tokens`` wrote, read only.
 
     Raises:
-        ValueError: The file is missing, truncated or of another format.
+        ValueError: The file is missing, truncated or in another format.
     """
     header = _read_header(path)
     if header is None:
-        raise ValueError(f"{path}: not a file of tokens; write_tokens makes one")
+        raise ValueError(f"{path} is not a token file; create one with write_tokens")
     ids = np.memmap(path, header["dtype"], "r", _ids_offset(header), (header["num_tokens"],))
     starts = np.memmap(path, header["starts"], "r", _HEADER_BYTES, (header["num_documents"],))
     return TokenStream(ids, starts, **{name: header[name] for name in TokenStream._fields[2:]})
 
 
 def open_streams(folder: RunFolder, paths: list[Path], tokenizer: Tokenizer) -> list[TokenStream]:
-    """Opens files of tokens.
+    """Opens token files.
 
     Raises:
-        ValueError: A file was made by another tokenizer than that of the folder.
+        ValueError: A file was written with a tokenizer other than ``tokenizer``.
     """
     streams = [open_tokens(path) for path in paths]
     for path, stream in zip(paths, streams, strict=True):
         if stream.tokenizer != tokenizer.fingerprint:
-            raise ValueError(f"{path} was made by another tokenizer than {folder.tokenizer}")
+            raise ValueError(
+                f"{path} was written with a different tokenizer than {folder.tokenizer}"
+            )
     return streams
 
 
-def given_tokenizer(folder: RunFolder) -> Tokenizer | None:
-    """Returns the tokenizer of the checkpoint from which a run began; None: there is no such one.
+def base_tokenizer(folder: RunFolder) -> Tokenizer | None:
+    """Returns the tokenizer of the run's base checkpoint, or None without a base checkpoint.
 
-    Without it, the run trains a tokenizer.
+    A run without a base checkpoint trains a tokenizer.
     """
-    began = folder.holds_run and "from" in folder.read_config()
+    began = folder.holds_run and "init_from" in folder.read_config()
     return run_tokenizer(folder) if began else None
 
 
 def _ids_offset(header: dict[str, Any]) -> int:
-    """Returns the number of bytes before the ids: the header and the table of starts."""
+    """Returns the size in bytes of the header and the start indices, which precede the ids."""
     return _HEADER_BYTES + _START_BYTES * header["num_documents"]
 
 
 def _size(header: dict[str, Any], num_tokens: int) -> int:
-    """Returns the number of bytes of a file up to the end of a number of ids."""
+    """Returns the size in bytes of a file with this header and `num_tokens` ids."""
     return _ids_offset(header) + np.dtype(header["dtype"]).itemsize * num_tokens
 
 
 def _describe(
     documents: Iterable[AnyDocument], tokenizer: Tokenizer, after: Sequence[int]
 ) -> dict[str, Any]:
-    """Returns the header of the documents' token file, without the number of tokens."""
+    """Returns the header of a token file, without the number of tokens."""
     number = num_bytes = 0
     digest = hashlib.blake2b(digest_size=16)
     for measured in map(measure, documents):
@@ -176,7 +188,7 @@ def _describe(
         num_bytes += measured.num_bytes
         digest.update(measured.digest)
     if not number:
-        raise ValueError("documents: there are none to tokenise")
+        raise ValueError("documents is empty; it must have at least one document")
     header: dict[str, Any] = {"format": _FORMAT, "dtype": _DTYPES[tokenizer.vocab_size > 1 << 16]}
     header |= {"num_documents": number, "starts": _STARTS, "num_bytes": num_bytes}
     header |= {"tokenizer": tokenizer.fingerprint, "documents": digest.hexdigest()}
@@ -184,13 +196,13 @@ def _describe(
 
 
 class _Progress(NamedTuple):
-    """Written part of a token file.
+    """Progress of `write_tokens`.
 
     Attributes:
-        groups: The number of groups of pieces.
-        num_tokens: The tokens in them.
-        num_bytes: The bytes of text in them.
-        num_documents: The documents that start in them.
+        groups: The number of written groups (see `groups`).
+        num_tokens: The number of written tokens.
+        num_bytes: The number of bytes of text that the written tokens encode.
+        num_documents: The number of documents whose first token is written.
     """
 
     groups: int = 0
@@ -200,7 +212,7 @@ class _Progress(NamedTuple):
 
     @classmethod
     def read(cls, journal: Path, header: dict[str, Any], unfinished: Path) -> Self:
-        """Returns the part of the same file that an interrupted call has written."""
+        """Returns the progress of an interrupted call for this file, or zero progress."""
         try:
             content = json.loads(journal.read_text())
             done = cls(**{name: content[name] for name in cls._fields})
@@ -215,10 +227,11 @@ class _Progress(NamedTuple):
 def _encode(
     documents: Iterable[AnyDocument], tokenizer: Tokenizer, after: Sequence[int], done: _Progress
 ) -> Iterator[tuple[_Progress, np.ndarray, np.ndarray]]:
-    """Encodes each group that is not written yet.
+    """Encodes all groups of pieces that are not yet written.
 
     Yields:
-        (the progress including the group, its tokens, the indices of document starts in them).
+        (the progress after writing the group, the ids of the group, the indices in these ids at
+        which documents start).
     """
     waiting: deque[tuple[int, Future]] = deque()
 
@@ -240,10 +253,11 @@ def _encode(
 
 
 def groups(documents: Iterable[AnyDocument], tokenizer: Tokenizer) -> Iterator[Group]:
-    """Yields the text in groups of a few MB, for documents of any size.
+    """Splits documents of any size into pieces, and yields groups of pieces with a few MB each.
 
     Yields:
-        Lists of (whether the piece begins a document, whether it ends one, piece).
+        Lists of (is_first, is_last, piece). The flags are True for the first and the last piece of
+        a document.
     """
     group, size = [], 0
     for document in documents:
@@ -260,9 +274,9 @@ def groups(documents: Iterable[AnyDocument], tokenizer: Tokenizer) -> Iterator[G
 def _encode_group(
     group: Group, tokenizer: Tokenizer, after: Sequence[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens of a group, and the indices of the document starts in them.
+    """Returns the ids of a group of pieces, and the indices in these ids at which documents start.
 
-    The tokenizer uses several threads and releases Python's global lock while it encodes.
+    The tokenizer uses several threads and releases Python's global interpreter lock.
     """
     parts = []
     encoded = tokenizer.encode_many(piece for *_, piece in group)
@@ -274,7 +288,7 @@ def _encode_group(
 
 
 def _read_header(path: str | Path) -> dict[str, Any] | None:
-    """Returns the header of a token file; None if the file is missing or its size is wrong."""
+    """Returns the header of a token file, or None if the file is missing or has the wrong size."""
     try:
         with open(path, "rb") as file:
             header = json.loads(file.read(_HEADER_BYTES))

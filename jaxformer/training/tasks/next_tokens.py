@@ -20,14 +20,15 @@ from jaxformer.training.tasks.text import TextTask
 
 @dataclass(frozen=True)
 class NextTokens(TextTask):
-    """Task on windows of text; the targets are the inputs shifted by one."""
+    """Task on windows of text. The targets are the inputs shifted by one position."""
 
     measure: ClassVar[Measure] = Measure("bits_per_byte", "bits per byte")
-    scoring_cost: ClassVar[float] = 0.5  # only the forward pass, and a token may be read twice
+    # Scoring needs no backward pass, but the windows overlap, so some tokens are read repeatedly.
+    scoring_cost: ClassVar[float] = 0.5
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Bits per byte of compressors on the held-out text."""
+        """Bits per byte of gzip and xz on the held-out text."""
         return self.data.baselines
 
     @property
@@ -37,17 +38,21 @@ class NextTokens(TextTask):
 
     @cached_property
     def part(self) -> float:
-        """Share of the held-out windows that every evaluation scores."""
+        """Fraction of the held-out windows that every evaluation scores."""
         length = self.config.model.max_length
-        rows = EvaluationWindows(self.data.held_out_documents, length, half(length))
-        return min(1.0, self.config.evaluation_windows / len(rows))
+        windows = EvaluationWindows(self.data.held_out_documents, length, half(length))
+        return min(1.0, self.config.evaluation_windows / len(windows))
 
     def batches(self, share: Share = WHOLE) -> WindowBatches:
-        """Returns the training batches from the beginning, or the share of one process."""
+        """Returns an iterator over `share` of each training batch, starting at the first batch."""
         config, stream = self.config, self.data.train
         starts = stream.starts if config.packing == "documents" else None
-        how = {"accumulate": config.accumulate, "starts": starts, "share": share}
-        return WindowBatches(stream.ids, config.window, config.batch_size, config.seed, **how)
+        options = {
+            "accumulate": config.gradient_accumulation_steps,
+            "starts": starts,
+            "share": share,
+        }
+        return WindowBatches(stream.ids, config.window, config.batch_size, config.seed, **options)
 
     def score(
         self, model: LanguageModel, variables: Variables, *, whole: bool, on_scored: OnScored = noop
@@ -83,11 +88,12 @@ class NextTokens(TextTask):
 
 
 def first_words(text: str, fits: Callable[[str], bool]) -> str:
-    """Returns the beginning of a text's first line, of at most 20 characters.
+    """Returns up to 20 characters from the beginning of a text's first line.
 
     Args:
         text: The text.
-        fits: Returns whether a beginning is short enough; if not, characters are removed.
+        fits: Returns whether a text is short enough. Characters are removed until `fits`
+            returns True.
     """
     words = "".join(takewhile(str.isprintable, text.lstrip()))
     if len(words) > 20:

@@ -1,4 +1,4 @@
-"""Task of a user's script: any objective, and a function that returns the batch of each update."""
+"""Task of a user's script: any objective, and a function that returns each update's batch."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,22 +12,23 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.models.sharding.explicit_axes import in_auto_axes
 from jaxformer.training.batch import WHOLE, AnyBatch, OnScored, Share, noop
 from jaxformer.training.objectives import Objective
 from jaxformer.training.tasks.task import Score
 
 
 class NumberedBatches(Iterator[AnyBatch]):
-    """The batches of a function of their number."""
+    """Iterator over the batches that a function of the batch index returns."""
 
     def __init__(self, batch_of: Callable[[int], AnyBatch], share: Share = WHOLE):
-        """Starts at batch 0.
+        """Creates an iterator that starts at the first batch.
 
         Args:
             batch_of: Returns batch n.
-            share: The rows of each micro-batch to return.
+            share: Which shard of each micro-batch to return.
         """
-        self._batch_of, self._share, self._number = batch_of, share, 0
+        self._find_batch, self._share, self._number = batch_of, share, 0
 
     def __next__(self) -> AnyBatch:
         """Returns the next batch."""
@@ -36,15 +37,15 @@ class NumberedBatches(Iterator[AnyBatch]):
 
     def _read(self, number: int) -> AnyBatch:
         return jax.tree.map(
-            lambda x: x[:, self._share.rows(x.shape[1])], _canonical(self._batch_of(number))
+            lambda x: x[:, self._share.indices(x.shape[1])], _canonical(self._find_batch(number))
         )
 
     def shapes(self) -> list[AnyBatch]:
-        """Returns the shape of the first batch. Further shapes are compiled when they come."""
+        """Returns the shape of the first batch. Later batches may have different shapes."""
         return [jax.eval_shape(lambda x: x, self._read(0))]
 
     def state(self) -> dict[str, Any]:
-        """Returns the position of the iterator, for JSON."""
+        """Returns the iterator's position as JSON values."""
         return {"number": self._number}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -57,7 +58,7 @@ class OwnBatches(Generic[AnyBatch]):
     """Task of `fit` (see `Task`).
 
     Attributes:
-        objective: What an update reduces.
+        objective: The quantity that training minimizes.
         batch_of: Returns the batch of update n.
         held_out: Batches to score, without the axis of micro-batches.
     """
@@ -70,21 +71,21 @@ class OwnBatches(Generic[AnyBatch]):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """No values to compare with."""
+        """The dict is empty, because this task has no baselines."""
         return {}
 
     @property
     def part(self) -> float:
-        """1: every evaluation scores all held-out batches."""
+        """The fraction is 1, because every evaluation scores all held-out batches."""
         return 1.0
 
     @cached_property
     def num_targets(self) -> int:
-        """The count of all held-out batches."""
+        """Total count of targets in all held-out batches."""
         return round(float(sum(jnp.asarray(self.objective.count(x)) for x in self.held_out)))
 
     def batches(self, share: Share = WHOLE) -> NumberedBatches[AnyBatch]:
-        """Returns the training batches from the beginning, or the share of one process."""
+        """Returns an iterator over `share` of each training batch, starting at the first batch."""
         return NumberedBatches(self.batch_of, share)
 
     def score(
@@ -102,7 +103,7 @@ class OwnBatches(Generic[AnyBatch]):
         return Score(loss, loss, self.num_targets)
 
     def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
-        """Returns "": there is no sample."""
+        """Returns an empty text, because this task has no samples."""
         return ""
 
 
@@ -110,9 +111,10 @@ class OwnBatches(Generic[AnyBatch]):
 def _scored(
     model: LanguageModel, objective: Objective[AnyBatch]
 ) -> Callable[[Weights, AnyBatch], tuple[Float[Array, ""], Float[Array, ""]]]:
-    """Returns the compiled function of the reported loss and the count of a batch."""
+    """Compiles a function that returns the reported loss and `Objective.count` of a batch."""
 
     @jax.jit
+    @in_auto_axes
     def score(params: Weights, batch: AnyBatch) -> tuple[Float[Array, ""], Float[Array, ""]]:
         sums = objective.loss(model, params, batch, None)
         return sums.figures.get("loss", sums.loss), jnp.asarray(objective.count(batch))
@@ -121,5 +123,5 @@ def _scored(
 
 
 def _canonical(batch: AnyBatch) -> AnyBatch:
-    """Returns the arrays in the dtypes of JAX, such as int32 for int64."""
+    """Converts the arrays to JAX's dtypes, for example int64 to int32."""
     return jax.tree.map(lambda x: np.asarray(x, jax.dtypes.canonicalize_dtype(x.dtype)), batch)

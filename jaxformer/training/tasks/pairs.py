@@ -12,40 +12,37 @@ from jaxformer.artifacts.byte_tokenizer import NUM_BYTES, ByteTokenizer
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import run_tokenizer
-from jaxformer.artifacts.tokenizer import (
-    Tokenizer,
-    lowercased,
-    parsing_special,
-    report_of,
-    spelled_tokens,
-)
+from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
+from jaxformer.artifacts.tokenizer import Tokenizer, lowercased, parsing_special
 from jaxformer.decoding.translate import translate_ids
+from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, OnScored, Share, noop
 from jaxformer.training.config import Inputs, PairTraining
 from jaxformer.training.data.documents import Document
 from jaxformer.training.data.pairs import Pair, PairBatches, best_widths, read_pairs, split_pairs
-from jaxformer.training.data.tokens import TokenStream, given_tokenizer, open_streams, write_tokens
+from jaxformer.training.data.tokens import TokenStream, base_tokenizer, open_streams, write_tokens
 from jaxformer.training.evaluate import score_pairs
 from jaxformer.training.objectives import CrossEntropy
 from jaxformer.training.screen import Screen
 from jaxformer.training.tasks.task import Measure, Score
 
-SAMPLES = 5  # translations in the sample of an evaluation
+# A sample shows the translations of this many held-out sources.
+SAMPLES = 5
 
 
 class EncodedPairs:
-    """Pairs of (source, target) ids, read from two token streams.
+    """Pairs of (source, target) token ids, read from two token streams.
 
-    A source is enclosed in the ids that the tokenizer's template puts around a text.
+    The tokenizer's template adds tokens before and after each source.
     """
 
     def __init__(self, sides: list[TokenStream], tokenizer: Tokenizer):
-        """Creates a view of the streams.
+        """Creates the pairs without copying the tokens.
 
         Args:
             sides: The tokens of the sources and of the targets.
-            tokenizer: The tokenizer of both sides.
+            tokenizer: The tokenizer of the sources and of the targets.
         """
         self.sides = sides
         self._opening = len(tokenizer.opening)
@@ -71,33 +68,34 @@ class EncodedPairs:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Length of each pair: its source, or its target with the end of text if that is longer."""
+        """Length of the longer side of each pair; a target includes its end-of-text token."""
         source, target = (np.diff(bounds) - self._opening for bounds in self._bounds)
         return np.maximum(source + sum(map(len, self._around)), target + 1)
 
     @property
     def num_targets(self) -> int:
-        """Number of target tokens, including an end of text for each target."""
+        """Number of target tokens, including an end-of-text token per target."""
         return len(self.sides[1].ids) - (self._opening - 1) * len(self)
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Task on pairs of lines: a source and its target."""
+    """Task on pairs of lines, each with a source and a target."""
 
     measure: ClassVar[Measure] = Measure("bleu", "BLEU")
-    scoring_cost: ClassVar[float] = 6.0  # on two cores, mostly for the translations
+    # This cost was measured on two cores. The translations take most of the time.
+    scoring_cost: ClassVar[float] = 6.0
     config: PairTraining
     tokenizer: Tokenizer
     train: EncodedPairs
     held_out: EncodedPairs
     references: Sequence[str]
-    """text of the held-out targets before tokenisation, which may change it"""
+    """Text of the held-out targets before tokenisation, which may not be reversible."""
     baselines: dict[str, float] = field(default_factory=dict)
 
     @property
     def objective(self) -> CrossEntropy:
-        """What an update reduces."""
+        """Cross-entropy of the target tokens."""
         return CrossEntropy(self.config.label_smoothing)
 
     @classmethod
@@ -105,38 +103,39 @@ class Pairs:
         """Reads and checks the pairs (see `Task.gather`)."""
         if inputs.text:
             raise ValueError(
-                f"TEXT is {inputs.text[0]}, but this kind of model trains on pairs of lines; give "
-                "--source FILE and --target FILE instead"
+                f"TEXT is {inputs.text[0]}, but this model trains on pairs of lines; replace TEXT "
+                "by --source FILE and --target FILE"
             )
         if inputs.source is None:
             raise ValueError(
-                "--source is required: this kind of model trains on pairs of lines (--source FILE "
+                "--source is required: this model trains on pairs of lines (--source FILE "
                 "--target FILE)"
             )
         if inputs.origin is None and config.model.vocab_size <= NUM_BYTES:
             raise ValueError(
                 f"vocab_size is {config.model.vocab_size}; a byte-level tokenizer needs at least "
-                f"{NUM_BYTES + 1} ({NUM_BYTES} bytes and the end of text)"
+                f"{NUM_BYTES + 1} ({NUM_BYTES} bytes and an end-of-text token)"
             )
         pairs = read_pairs(inputs.source, inputs.target)
-        split_pairs(pairs, config.held_out)
+        split_pairs(pairs, config.validation_fraction)
         return pairs
 
     @classmethod
     def write(
         cls, folder: RunFolder, config: PairTraining, gathered: list[Pair], screen: Screen
     ) -> None:
-        """Writes the tokens of both parts (see `Task.write`)."""
-        given = given_tokenizer(folder)
-        # An untrained tokenizer distinguishes the same texts as a trained one.
+        """Writes the tokens of the training part and the held-out part (see `Task.write`)."""
+        given = base_tokenizer(folder)
+        # If the run has no tokenizer yet, an untrained byte tokenizer is used, because training it
+        # would not change the result of `split_pairs`.
         reader = given or ByteTokenizer.train((), NUM_BYTES + 1)
         reader = lowercased(reader) if config.lowercase else reader
-        train, held_out = split_pairs(gathered, config.held_out, reader)
+        train, held_out = split_pairs(gathered, config.validation_fraction, reader)
         folder.tokens.mkdir(parents=True, exist_ok=True)
         tokenizer = reader if given else _new_tokenizer(train, config)
         tokenizer.save(folder.tokenizer)
         found = spelled_tokens(tokenizer, (f"{side}\n" for pair in gathered for side in pair))
-        if (report := report_of(tokenizer, found, "the pairs")) is not None:
+        if (report := report_special_tokens(tokenizer, found, "the pairs")) is not None:
             screen.say(report)
         lines = []
         for part, pairs in (("train", train), ("held_out", held_out)):
@@ -144,8 +143,9 @@ class Pairs:
             name = part.replace("_", " ")
             if not fitting:
                 raise ValueError(
-                    f"no pair of the {name} part fits into max_length ({config.model.max_length}) "
-                    f"and batch_tokens ({config.batch_tokens}); set larger ones"
+                    f"no sentence pair of the {name} data fits into max_length "
+                    f"({config.model.max_length}) and batch_tokens ({config.batch_tokens}); "
+                    "increase these limits"
                 )
             for path, side in zip(folder.pairs[part], zip(*fitting, strict=True), strict=True):
                 write_tokens([Document("", line) for line in side], tokenizer, path)
@@ -158,15 +158,15 @@ class Pairs:
             lines.append(f"{name:9} {len(fitting):9d}  pairs")
             lines += [f"skipped              {what}" for what in left_out]
         write_whole(folder.documents, "\n".join(lines) + "\n")
-        # The last file: its presence shows that all files are complete.
+        # The baselines are written last: if their file exists, all other files are complete.
         write_whole(folder.baselines, json_text({}))
 
     @classmethod
     def read(cls, folder: RunFolder, config: PairTraining) -> Self:
-        """Reads the files of `write`.
+        """Reads the files that `write` wrote.
 
         Raises:
-            ValueError: A file of tokens was made by another tokenizer.
+            ValueError: A token file was written with a different tokenizer.
         """
         tokenizer = run_tokenizer(folder)
         train, held_out = (
@@ -183,11 +183,15 @@ class Pairs:
 
     @property
     def part(self) -> float:
-        """Share of the held-out pairs that every evaluation scores."""
+        """Fraction of the held-out pairs that every evaluation scores."""
         return min(1.0, self.config.evaluation_pairs / len(self.held_out))
 
+    def prepare(self, folder: RunFolder, model: LanguageModel, params: Weights | None) -> Self:
+        """Returns the task, which needs no initial parameters."""
+        return self
+
     def description(self) -> list[str]:
-        """Returns lines of text about the size of each part."""
+        """Returns lines of text about the size of the training and held-out parts."""
         return [
             f"{name}: {len(pairs):,} pairs, {len(pairs.sides[0].ids):,} and "
             f"{len(pairs.sides[1].ids):,} tokens"
@@ -200,7 +204,7 @@ class Pairs:
         return best_widths(lengths, self.config.lengths)
 
     def batches(self, share: Share = WHOLE) -> PairBatches:
-        """Returns the training batches from the beginning, or the share of one process."""
+        """Returns an iterator over `share` of each training batch, starting at the first batch."""
         config = self.config
         return PairBatches(
             self.train,
@@ -208,7 +212,7 @@ class Pairs:
             self.tokenizer.stop_tokens[0],
             config.seed,
             start=self.tokenizer.decoder_opening[0],
-            accumulate=config.accumulate,
+            accumulate=config.gradient_accumulation_steps,
             multiple=1 if config.mesh is None else config.mesh.parts,
             widths=self._widths,
             share=share,
@@ -235,7 +239,7 @@ class Pairs:
         return Score(score.loss, score.bleu.score, score.tokens)
 
     def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
-        """Returns held-out sources with the model's translations and the correct ones."""
+        """Returns held-out sources with the model's translations and the reference translations."""
         pairs = [self.held_out[n] for n in range(min(SAMPLES, len(self.held_out)))]
         sources = [source for source, _ in pairs]
         translations = translate_ids(model, variables, self.tokenizer, sources)
@@ -246,7 +250,7 @@ class Pairs:
         )
 
     def example(self) -> list[str]:
-        """Returns a command that translates."""
+        """Returns a command that translates text with the trained model."""
         return ["translate"]
 
 
@@ -262,7 +266,7 @@ def _new_tokenizer(pairs: list[Pair], config: PairTraining) -> Tokenizer:
 def _fitting(
     pairs: list[Pair], tokenizer: Tokenizer, config: PairTraining
 ) -> tuple[list[Pair], list[str]]:
-    """Returns the pairs that fit into the model and a batch, and reasons for skipping the rest."""
+    """Returns the pairs that fit into the model and a batch, and why other pairs are skipped."""
     sides = zip(*(tokenizer.encode_many(side) for side in zip(*pairs, strict=True)), strict=True)
     around = len(tokenizer.before) + len(tokenizer.after)
     model, fitting, left_out = config.model.resolved, [], []
@@ -270,9 +274,9 @@ def _fitting(
         length, beginning = len(source) + around, repr(pair[0][:40])
         fits = length <= model.max_source_length and len(target) < model.max_length
         if not source or not target:
-            left_out.append(f"a side has no tokens: {beginning}")
+            left_out.append(f"the source or the target has no tokens: {beginning}")
         elif fits and max(length, len(target) + 1) <= config.batch_tokens:
             fitting.append(pair)
         else:
-            left_out.append(f"{len(source)} and {len(target)} tokens are too many: {beginning}")
+            left_out.append(f"{len(source)} and {len(target)} tokens exceed the limit: {beginning}")
     return fitting, left_out

@@ -1,4 +1,4 @@
-"""Interfaces of the tasks: what the training loop needs, and what the command line needs."""
+"""Interfaces of tasks for the training loop and the command line."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
@@ -7,6 +7,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import WHOLE, AnyBatch, OnScored, Share
 from jaxformer.training.config import Inputs, TrainingConfig
@@ -17,23 +18,25 @@ Config = TypeVar("Config", bound=TrainingConfig, contravariant=True)
 
 
 class Measure(NamedTuple):
-    """The figure of a task, in addition to the loss.
+    """The measure of a task, reported in addition to the loss.
 
     Attributes:
-        name: Its name in metrics.jsonl.
-        label: Its label in pictures and on the screen.
+        name: The measure's name in metrics.jsonl.
+        label: The measure's label in plots and on the screen.
+        target: The word for what a loss counts, such as a token or a pair of answers.
     """
 
     name: str
     label: str
+    target: str = "token"
 
 
 class Score(NamedTuple):
-    """Score of a model on held-out data.
+    """Scores of a model on held-out data.
 
     Attributes:
-        loss: Nats per target.
-        measure: The task's figure (see `Measure`).
+        loss: Mean loss in nats per target.
+        measure: The value of the task's measure (see `Measure`).
         targets: The number of scored targets.
     """
 
@@ -45,45 +48,45 @@ class Score(NamedTuple):
 class Batches(Iterator[AnyBatch], Protocol[AnyBatch]):
     """Endless iterator over the batches of updates, with micro-batches along the first axis.
 
-    The batches depend on the data, the config and the seed only.
+    The batches depend only on the data, the config and the seed.
     """
 
     def shapes(self) -> list[AnyBatch]:
-        """Returns every shape of batch that the iterator yields."""
+        """Returns the shape of every batch that the iterator can yield."""
 
     def state(self) -> dict[str, Any]:
-        """Returns the position of the iterator, for JSON."""
+        """Returns the iterator's position as JSON values."""
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Moves the iterator to the position in `state`."""
+        """Sets the iterator to the position in `state`."""
 
 
 class Task(Protocol):
-    """What the training loop needs: an objective, training batches, a score and a sample."""
+    """What the training loop needs: an objective, training batches, an evaluation and a sample."""
 
     measure: ClassVar[Measure | None]
-    """figure of a score in addition to the loss; None: the loss alone"""
+    """Measure to report in addition to the loss; None to report only the loss."""
     scoring_cost: ClassVar[float]
-    """guess of the time of scoring a target, in times of training on one"""
+    """Estimated time to score a target, relative to the time to train on a target."""
 
     @property
     def objective(self) -> Objective:
-        """What an update reduces."""
+        """The quantity that training minimizes."""
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Values of the measure on all held-out data to compare with, by name."""
+        """Reference values of the measure on all held-out data, by name."""
 
     @property
     def num_targets(self) -> int:
-        """Number of targets in all held-out data; 0: there are no held-out data to score."""
+        """Number of targets in all held-out data, or 0 without held-out data."""
 
     @property
     def part(self) -> float:
-        """Share of the held-out data that every evaluation scores."""
+        """Fraction of the held-out data that every evaluation scores."""
 
     def batches(self, share: Share = WHOLE) -> Batches:
-        """Returns the training batches from the beginning, or the share of one process."""
+        """Returns an iterator over `share` of each training batch, starting at the first batch."""
 
     def score(
         self, model: LanguageModel, variables: Variables, *, whole: bool, on_scored: OnScored = ...
@@ -92,17 +95,17 @@ class Task(Protocol):
 
         Args:
             model: The model.
-            variables: Its parameters.
-            whole: Whether to score all held-out data; if not, a fixed part of it is scored.
+            variables: The model's variables.
+            whole: Whether to score all held-out data, instead of a fixed part of the data.
             on_scored: Called with the number of targets scored so far.
         """
 
     def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
-        """Returns output of the model for a person to judge; "" if the config wants no sample."""
+        """Returns a sample of the model's output, or an empty string if no sample is written."""
 
 
 class FileTask(Task, Protocol[Config]):
-    """Task on files that a user names: `jaxformer train` prepares their data in the run folder."""
+    """Task on data in files. `jaxformer train` prepares the data in the run folder."""
 
     measure: ClassVar[Measure]
 
@@ -112,39 +115,49 @@ class FileTask(Task, Protocol[Config]):
 
     @classmethod
     def gather(cls, inputs: Inputs, config: Config, screen: Screen) -> Any:
-        """Reads and checks the inputs, before any file is written.
+        """Reads and checks the inputs before any file is written.
 
         Args:
             inputs: The paths to read.
             config: The settings of the run.
-            screen: Shows the progress.
+            screen: Shows progress.
 
         Returns:
-            The data, in a form that `write` accepts.
+            The data in the form that `write` accepts.
 
         Raises:
-            ValueError: The inputs hold too little data, or data of another kind of task.
+            ValueError: The inputs contain too little data, or data that the task does not support.
         """
 
     @classmethod
     def write(cls, folder: RunFolder, config: Config, gathered: Any, screen: Screen) -> None:
-        """Splits the data into training and held-out parts and writes the tokens of both.
+        """Splits the data into training and held-out parts, and writes the tokens of both parts.
 
-        It trains a tokenizer on the training part, unless the run began with one.
+        Trains a tokenizer on the training part, unless the run folder already contains a tokenizer.
 
         Args:
-            folder: The folder of the run.
+            folder: The run folder.
             config: The settings of the run.
             gathered: The result of `gather`.
-            screen: Shows the progress.
+            screen: Shows progress.
         """
 
     @classmethod
     def read(cls, folder: RunFolder, config: Config) -> Self:
-        """Reads the files of `write`."""
+        """Reads the files that `write` wrote."""
+
+    def prepare(self, folder: RunFolder, model: LanguageModel, params: Weights | None) -> Self:
+        """Returns the task with what it needs from the initial parameters.
+
+        Args:
+            folder: The run folder.
+            model: The model.
+            params: The parameters of the checkpoint. None for a new model, and for a resumed run,
+                which has been prepared before.
+        """
 
     def description(self) -> list[str]:
         """Returns lines of text about the size of each part of the data."""
 
     def example(self) -> list[str]:
-        """Returns a command that uses the trained model: its verb and the words after RUN."""
+        """Returns an example command: the subcommand, and the arguments after the run folder."""

@@ -1,7 +1,7 @@
-"""Base class of the tasks that train on text, and the preparation of the text."""
+"""Preparation of text, and the base class of the tasks that train on text."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,8 +13,11 @@ from jaxformer.artifacts.byte_tokenizer import NUM_BYTES, ByteTokenizer, cut
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import run_tokenizer
-from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special, report_of, spelled_tokens
-from jaxformer.training.config import HiddenTraining, Inputs, TextTraining
+from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
+from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special
+from jaxformer.functional.trees import Weights
+from jaxformer.models.language_model import LanguageModel
+from jaxformer.training.config import Inputs, MaskedTokensTraining, TextTraining
 from jaxformer.training.data.corpus import Documents, read_documents, standard_library, total_size
 from jaxformer.training.data.documents import AnyDocument, text_parts
 from jaxformer.training.data.split import (
@@ -26,16 +29,22 @@ from jaxformer.training.data.split import (
     split,
     token_digests,
 )
-from jaxformer.training.data.tokens import TokenStream, given_tokenizer, open_streams, write_tokens
+from jaxformer.training.data.tokens import TokenStream, base_tokenizer, open_streams, write_tokens
 from jaxformer.training.objectives import CrossEntropy
 from jaxformer.training.screen import Screen
 
-# Largest amount of text to train a tokenizer on: more text barely changes its merges, but needs
-# more memory for the words.
+# A tokenizer is trained on at most this many bytes of text. More text needs more memory for the
+# words, but barely changes the merges.
 TOKENIZER_BYTES = 64_000_000
-Gathered = tuple[Documents, list[str]]  # the documents, and a line for each skipped file
-_REASONS = 3  # number of skipped files on the screen
-_SAMPLED_TOGETHER = 1 << 14  # characters per piece; the library processes 256 pieces at once
+# The documents, and a line of text for each skipped file.
+Gathered = tuple[Documents, list[str]]
+
+# The screen shows at most this many of the skipped files.
+_REASONS = 3
+
+# A sample of the text consists of pieces with about this many characters. The package `tokenizers`
+# processes 256 pieces in a batch.
+_SAMPLED_TOGETHER = 1 << 14
 
 
 class Prepared(NamedTuple):
@@ -44,8 +53,8 @@ class Prepared(NamedTuple):
     Attributes:
         tokenizer: The tokenizer of the text.
         train: The tokens of the training part.
-        held_out: The tokens of the held-out part. In both, each document begins with the opening
-            tokens of the tokenizer.
+        held_out: The tokens of the held-out part. In both parts, each document begins with the
+            tokenizer's opening tokens.
         baselines: The bits per byte of gzip and xz on the held-out text.
     """
 
@@ -65,20 +74,20 @@ class Prepared(NamedTuple):
         return self.tokenizer.decode(self.held_out.ids[:200].tolist())
 
     def description(self) -> list[str]:
-        """Returns lines of text about the size of each part."""
+        """Returns lines of text about the size of the training and held-out parts."""
         total = self.train.num_bytes + self.held_out.num_bytes
         return [
             f"{name}: {stream.num_bytes:,} bytes ({stream.num_bytes / total:.1%}), "
-            f"{len(stream.ids):,} tokens, in {stream.num_documents:,} documents"
+            f"{len(stream.ids):,} tokens, {stream.num_documents:,} documents"
             for name, stream in (("training", self.train), ("held out", self.held_out))
         ]
 
 
 def read_data(folder: RunFolder) -> Prepared:
-    """Reads the files of `TextTask.write`.
+    """Reads the files that `TextTask.write` wrote.
 
     Raises:
-        ValueError: A file of tokens was made by another tokenizer than that of the folder.
+        ValueError: A token file was not written with the folder's tokenizer.
     """
     tokenizer = run_tokenizer(folder)
     train, held_out = open_streams(folder, [folder.train_tokens, folder.held_out_tokens], tokenizer)
@@ -87,11 +96,11 @@ def read_data(folder: RunFolder) -> Prepared:
 
 @dataclass(frozen=True)
 class TextTask:
-    """Base class of the tasks on a tokenised text with a held-out part.
+    """Base class of the tasks on tokenised text with a held-out part.
 
     Attributes:
         config: The settings of the run.
-        data: The tokens of both parts.
+        data: The tokenizer, and the tokens of the training and held-out parts.
     """
 
     config: TextTraining
@@ -99,23 +108,23 @@ class TextTask:
 
     @classmethod
     def gather(cls, inputs: Inputs, config: TextTraining, screen: Screen) -> Gathered:
-        """Reads and checks the text of a run; without TEXT, it is Python's standard library.
+        """Reads and checks the text of a run, by default Python's standard library.
 
         Args:
             inputs: The paths to read.
             config: The settings of the run.
-            screen: Shows the progress.
+            screen: Shows progress.
 
         Returns:
             (the documents, a line for each skipped file).
 
         Raises:
-            ValueError: There is no text, or too little for one window, or pairs are given.
+            ValueError: The text is missing or shorter than a window, or the inputs are pairs.
         """
         if inputs.source or inputs.target:
             raise ValueError(
-                "--source and --target are for pairs, but this kind of model trains on text; give "
-                "TEXT instead"
+                "--source and --target are for models that train on pairs, but this model trains "
+                "on text; give TEXT instead"
             )
         if inputs.origin is None:
             _check_new_model(config)
@@ -128,7 +137,8 @@ class TextTask:
         documents, _ = gathered
         if (line := documents.separators()) is not None:
             screen.say(line)
-        most_tokens = documents.num_bytes * (1 - _how_much(config)[0])  # a token has a byte
+        # A token has at least one byte.
+        most_tokens = documents.num_bytes * (1 - _how_much(config)[0])
         if most_tokens < config.window + 1:
             raise ValueError(
                 f"the text has {documents.num_bytes} bytes, too few for one window of "
@@ -143,19 +153,20 @@ class TextTask:
     ) -> None:
         """Splits the text, trains a tokenizer on the training part and writes the token files.
 
-        It trains no tokenizer if the folder has that of the checkpoint from which the run began.
+        If the run folder already contains the tokenizer of a checkpoint, no tokenizer is trained.
 
         Args:
-            folder: The folder of the run.
+            folder: The run folder.
             config: The settings of the run.
-            gathered: The result of `gather`.
-            screen: Shows the progress.
+            gathered: The data that `gather` returned.
+            screen: Shows progress.
 
         Raises:
-            ValueError: The training part has fewer tokens than a window, or the held-out part none.
+            ValueError: The training part has fewer tokens than a window, or the held-out part is
+                empty.
         """
         documents, skipped = gathered
-        given = given_tokenizer(folder)
+        given = base_tokenizer(folder)
         if given is not None and not given.lossless:
             with _megabytes(screen, documents.num_bytes, "comparing") as compared:
                 alike = token_digests(documents, given, compared)
@@ -165,14 +176,14 @@ class TextTask:
         if skipped:
             more = f" … (all in {folder.documents})" if len(skipped) > _REASONS else ""
             reasons = "".join(f"\n  {reason}" for reason in skipped[:_REASONS])
-            screen.say(f"skipped, in part or completely: {len(skipped):,} files{reasons}{more}")
+            screen.say(f"skipped {len(skipped):,} files, partly or completely:{reasons}{more}")
         repeated = repeated_lines(train, held_out, *([given.normalized] if given else ()))
         if repeated.lines:
             screen.say(str(repeated))
         _list_documents(folder, train, held_out, skipped, repeated)
         tokenizer = given or _new_tokenizer(folder, config, documents, train, screen)
         found = spelled_tokens(tokenizer, text_parts(documents))
-        if (report := report_of(tokenizer, found, "the text")) is not None:
+        if (report := report_special_tokens(tokenizer, found, "the text")) is not None:
             screen.say(report)
         after = () if _hides(config) else _ending(tokenizer)
         with _megabytes(screen, documents.num_bytes, "tokenising") as done:
@@ -185,18 +196,18 @@ class TextTask:
             )
         scored = write_tokens(held_out, tokenizer, folder.held_out_tokens)
         if len(scored.ids) == len(tokenizer.opening) * scored.num_documents:
-            raise ValueError("the tokenizer makes no tokens from the held-out text; give more text")
-        # The last file: its presence shows that all files are complete.
+            raise ValueError("the held-out text has no tokens; give more text")
+        # The baselines are written last: if their file exists, all other files are complete.
         write_whole(folder.baselines, json_text(baselines(held_out)))
 
     @classmethod
     def read(cls, folder: RunFolder, config: TextTraining) -> Self:
-        """Reads the files of `write`."""
+        """Reads the files that `write` wrote."""
         return cls(config, read_data(folder))
 
     @property
     def objective(self) -> CrossEntropy:
-        """What an update reduces."""
+        """Cross-entropy of the target tokens."""
         return CrossEntropy(self.config.label_smoothing)
 
     @property
@@ -204,13 +215,17 @@ class TextTask:
         """Tokenizer of the text."""
         return self.data.tokenizer
 
+    def prepare(self, folder: RunFolder, model: LanguageModel, params: Weights | None) -> Self:
+        """Returns the task, which needs no initial parameters."""
+        return self
+
     def description(self) -> list[str]:
-        """Returns lines of text about the size of each part."""
+        """Returns lines of text about the size of the training and held-out parts."""
         return self.data.description()
 
 
 def _check_new_model(config: TextTraining) -> None:
-    """Raises ValueError if vocab_size is too small, or if some positions would not be trained."""
+    """Raises ValueError if vocab_size is too small, or if learned positions stay untrained."""
     model, special = config.model, ["the end of text", *["the mask"] * _hides(config)]
     if model.vocab_size < NUM_BYTES + len(special):
         raise ValueError(
@@ -220,17 +235,17 @@ def _check_new_model(config: TextTraining) -> None:
     if config.window < model.max_length and model.positions == "learned":
         raise ValueError(
             f"window_length is {config.window_length}; with learned positions it must be "
-            f"max_length ({model.max_length}), because later positions would not be trained"
+            f"max_length ({model.max_length}), because later positions would stay untrained"
         )
 
 
 def _new_tokenizer(
     folder: RunFolder, config: TextTraining, documents: Documents, train: SplitPart, screen: Screen
 ) -> Tokenizer:
-    """Trains a tokenizer on the training part, or on a sample of it, and saves it in the folder."""
+    """Trains a tokenizer on the training part, or on a sample of it, and saves the tokenizer."""
     share = min(1.0, TOKENIZER_BYTES / documents.num_bytes)
     if share < 1:
-        screen.say(f"tokenizer: trained on {share:.1%} of the text, in pieces from all over it")
+        screen.say(f"tokenizer: trained on {share:.1%} of the text, sampled evenly")
     model, mask = config.model, _hides(config)
     tokenizer = ByteTokenizer.train(_sample(train, share), model.vocab_size, mask=mask)
     tokenizer.save(folder.tokenizer)
@@ -238,26 +253,31 @@ def _new_tokenizer(
 
 
 def _ending(tokenizer: Tokenizer) -> list[int]:
-    """Returns the ids after each training document.
+    """Returns the token ids to append to each training document.
 
-    This is the end of text, unless the opening tokens of the next document contain it.
+    The only id is the end-of-text token. The list is empty if there is no such token, or if the
+    opening tokens of a document contain it.
     """
     end = tokenizer.end_of_text
     return [] if end is None or end in tokenizer.opening else [end]
 
 
 def _hides(config: TextTraining) -> bool:
-    """Returns whether the run hides tokens, so that the tokenizer needs a mask token."""
-    return isinstance(config, HiddenTraining)
+    """Returns whether the run masks tokens, so that the tokenizer needs a mask token."""
+    return isinstance(config, MaskedTokensTraining)
 
 
 def _how_much(config: TextTraining) -> tuple[float, float, float]:
     """Returns (fraction, minimum_bytes, maximum_bytes) for `split`."""
-    return DEFAULT_SPLIT if config.held_out is None else (config.held_out, 0, math.inf)
+    return (
+        DEFAULT_SPLIT
+        if config.validation_fraction is None
+        else (config.validation_fraction, 0, math.inf)
+    )
 
 
 def _sample(documents: Iterable[AnyDocument], share: float) -> Iterator[str]:
-    """Yields about `share` of the text, in pieces from all over it that end between words."""
+    """Yields about `share` of the text, in evenly spaced pieces that end between words."""
     room = 0.0
     for document in documents:
         for piece in cut(document.pieces(), _SAMPLED_TOGETHER):
@@ -268,8 +288,8 @@ def _sample(documents: Iterable[AnyDocument], share: float) -> Iterator[str]:
 
 
 @contextmanager
-def _megabytes(screen: Screen, num_bytes: int, name: str) -> Iterator[Callable[[int], None]]:
-    """Shows a progress bar; yields a function that sets the number of bytes that are done."""
+def _megabytes(screen: Screen, num_bytes: int, name: str) -> Generator[Callable[[int], None]]:
+    """Shows a progress bar. Yields a function that sets the number of processed bytes."""
     with screen.count(round(num_bytes / 1e6), name, "MB") as show:
         yield lambda done: show(round(done / 1e6))
 
@@ -277,7 +297,7 @@ def _megabytes(screen: Screen, num_bytes: int, name: str) -> Iterator[Callable[[
 def _list_documents(
     folder: RunFolder, train: SplitPart, held_out: SplitPart, skipped: list[str], repeated: Repeated
 ) -> None:
-    """Writes documents.txt: a line per file with its bytes and its number of records."""
+    """Writes documents.txt: a line per file with the number of bytes and records."""
     temporary = folder.documents.with_suffix(".tmp")
     with temporary.open("w", encoding="utf-8", errors="surrogateescape") as file:
         for part, documents in (("train   ", train), ("held out", held_out)):

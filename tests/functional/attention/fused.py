@@ -22,15 +22,17 @@ def arrays(seed, length, keys=None, heads=4, kv_heads=2, batch=2, dtype=jnp.floa
     return [jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes]
 
 
-def context_of(mask, length, keys=None, segments=None, scores=Scores()):  # noqa: B008
+def context_of(mask, length, keys=None, segment_ids=None, scores=Scores()):  # noqa: B008
     """The context of a pass over complete sequences, or of a source with padding."""
     keys = length if keys is None else keys
-    if segments is None:
+    if segment_ids is None:
         return Context(mask, TokenInfo(length), TokenInfo(keys), scores, in_order=True)
-    segments = jnp.asarray(segments)
+    segment_ids = jnp.asarray(segment_ids)
     if keys != length:
-        return Context(mask, TokenInfo(length), TokenInfo(keys, None, segments), scores)
-    documents, positions, _ = document_positions(segments, DocumentCursor.begin(len(segments)))
+        return Context(mask, TokenInfo(length), TokenInfo(keys, None, segment_ids), scores)
+    documents, positions, _ = document_positions(
+        segment_ids, DocumentCursor.begin(len(segment_ids))
+    )
     counts = mask.needs_positions and any(isinstance(rule, Packed) for rule in mask.rules())
     info = TokenInfo(length, positions if counts else None, documents)
     return Context(mask, info, info, scores, in_order=True)
@@ -57,7 +59,7 @@ def compare_with_explicit(placement, context, query, key, value, tolerance=2e-5)
 
 @cache
 def compiled_comparison(placement, mask):
-    """Returns a comparison with explicit attention that compiles once for all segments."""
+    """Returns a comparison with explicit attention that compiles once for all segment_ids."""
 
     def run(queries, keys, query, key, value, implementation):
         context = Context(

@@ -72,27 +72,27 @@ def check(mask, implementation, inputs, told, seen, tolerance=1e-5):
 
 def agree(found, inputs, seen, tolerance=1e-5):
     """Compares `found`, (output, gradients), with the oracle, one batch element at a time."""
-    for row in range(len(inputs[0])):
-        query, key, value, cotangent = (x[row] for x in inputs)
-        output = oracle.attention(query, key, value, seen[row])
-        gradients = oracle.attention_gradients(query, key, value, seen[row], cotangent)
-        tiny.all_close(jax.tree.map(lambda x: x[row], found), (output, gradients), tolerance)  # noqa: B023
+    for index in range(len(inputs[0])):
+        query, key, value, cotangent = (x[index] for x in inputs)
+        output = oracle.attention(query, key, value, seen[index])
+        gradients = oracle.attention_gradients(query, key, value, seen[index], cotangent)
+        tiny.all_close(jax.tree.map(lambda x: x[index], found), (output, gradients), tolerance)  # noqa: B023
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("rule", RULES)
 @given(
     seed=tiny.seeds,
-    segments=tiny.segment_batches(),
+    segment_ids=tiny.segment_batches(),
     size=st.sampled_from([0.1, 1.0, 10.0]),
 )
-def test_every_rule_is_its_formula(rule, implementation, seed, segments, size):
+def test_attention_equals_formula_for_every_mask(rule, implementation, seed, segment_ids, size):
     """Packed documents under each rule, unsaturated and saturated scores, grouped key heads."""
     mask, numbers = RULES[rule]
-    read = [rules.read(ids) for ids in segments]
+    read = [rules.read(ids) for ids in segment_ids]
     documents, positions = (jnp.array(side) for side in zip(*read, strict=True))
     inputs = random_inputs(seed, 2, size=size)
-    seen = [rules.visible(ids, **numbers) for ids in segments]
+    seen = [rules.visible(ids, **numbers) for ids in segment_ids]
     places = TokenInfo(LENGTH, positions, documents)
     # Scores of magnitude size² lose their last digits to rounding, and gradients amplify the error.
     # At size 10 it reached 1.1e-3 of the largest gradient, which saturation can make small.
@@ -101,7 +101,7 @@ def test_every_rule_is_its_formula(rule, implementation, seed, segments, size):
 
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=tiny.seeds)
-def test_a_row_in_order_needs_no_places(rule, seed):
+def test_attention_without_explicit_positions_equals_formula(rule, seed):
     """With positions 0, 1, 2, … known while tracing, masked blocks are skipped."""
     mask, numbers = RULES[rule]
     seen = [rules.visible([1] * LENGTH, **numbers)] * 2
@@ -109,7 +109,7 @@ def test_a_row_in_order_needs_no_places(rule, seed):
 
 
 @pytest.mark.parametrize("rule", ["causal", "window", "prefix"])
-def test_real_block_sizes_are_the_formula(rule, monkeypatch):
+def test_attention_in_blocks_of_64_queries_equals_formula(rule, monkeypatch):
     """150 queries make three blocks of the production size; the last block is ragged."""
     monkeypatch.setattr(blockwise, "_SMALLEST_BLOCK", 64)
     mask, numbers = RULES[rule]
@@ -118,16 +118,16 @@ def test_real_block_sizes_are_the_formula(rule, monkeypatch):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@given(seed=tiny.seeds, segments=tiny.segment_batches())
-def test_padding_keys_are_masked_under_every_rule(implementation, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches())
+def test_padding_keys_are_masked_with_every_mask(implementation, seed, segment_ids):
     """Padding keys are masked although the rule itself does not mention padding."""
     inputs = random_inputs(seed, 2)
-    places = TokenInfo(LENGTH, None, jnp.asarray(segments))
+    places = TokenInfo(LENGTH, None, jnp.asarray(segment_ids))
     found = under_causal(implementation)(*map(jnp.asarray, inputs[:3]), places)
-    for row, ids in enumerate(segments):
+    for index, ids in enumerate(segment_ids):
         seen = np.tri(LENGTH, dtype=bool) & (ids != 0)
-        wanted = oracle.attention(*(x[row] for x in inputs[:3]), seen)
-        tiny.close(np.asarray(found)[row][:, ids != 0], wanted[:, ids != 0])
+        wanted = oracle.attention(*(x[index] for x in inputs[:3]), seen)
+        tiny.close(np.asarray(found)[index][:, ids != 0], wanted[:, ids != 0])
 
 
 @cache
@@ -141,15 +141,15 @@ def under_causal(implementation):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @given(seed=tiny.seeds, start=st.integers(0, LENGTH - 5))
-def test_queries_may_stand_anywhere(implementation, seed, start):
+def test_attention_accepts_queries_at_any_positions(implementation, seed, start):
     """Five queries at positions `start` to `start + 4` attend to twelve cached keys."""
     query, key, value, cotangent = random_inputs(seed, 2)
     seen = rules.visible([1] * LENGTH, window=3)[start : start + 5]
     five = [query[:, :, :5], key, value, cotangent[:, :, :5]]
     places = jnp.arange(start, start + 5), jnp.arange(LENGTH)
     found = offset(implementation)(*map(jnp.asarray, five[:3]), *places)
-    for row in range(2):
-        tiny.close(found[row], oracle.attention(*(x[row] for x in five[:3]), seen))
+    for index in range(2):
+        tiny.close(found[index], oracle.attention(*(x[index] for x in five[:3]), seen))
 
 
 @cache
@@ -169,7 +169,7 @@ def offset(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_who_sees_nothing_gets_zeros_and_finite_gradients(implementation):
+def test_query_without_visible_keys_gives_zeros_and_finite_gradients(implementation):
     """Queries whose keys are all masked give output 0, not NaN, and pass no gradient."""
     inputs = random_inputs(0, 2)
     for table in (np.zeros((2, LENGTH, LENGTH), bool), np.tri(LENGTH, k=-4, dtype=bool)[None]):
@@ -182,14 +182,14 @@ def test_who_sees_nothing_gets_zeros_and_finite_gradients(implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@given(seed=tiny.seeds, segments=tiny.segment_batches())
-def test_nan_that_nobody_may_see_reaches_nothing(implementation, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches())
+def test_nan_in_masked_keys_and_values_does_not_spread(implementation, seed, segment_ids):
     """NaN in the padding of query, key and value leaves output and gradients bitwise equal."""
     run = with_gradients(RULES["causal"][0] & Packed(), implementation)
-    documents = jnp.array([rules.read(ids)[0] for ids in segments])
+    documents = jnp.array([rules.read(ids)[0] for ids in segment_ids])
     places = TokenInfo(LENGTH, None, documents)
     query, key, value, cotangent = map(jnp.asarray, random_inputs(seed, 2))
-    padding = (segments == 0)[:, None, :, None]
+    padding = (segment_ids == 0)[:, None, :, None]
     dirty = [jnp.where(padding, jnp.nan, x) for x in (query, key, value)]
     expected = run(query, key, value, cotangent, places)
     jax.tree.map(np.testing.assert_array_equal, run(*dirty, cotangent, places), expected)
@@ -197,19 +197,19 @@ def test_nan_that_nobody_may_see_reaches_nothing(implementation, seed, segments)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_bfloat16_scores_and_softmax_are_float32(implementation):
+def test_attention_scores_and_softmax_of_bfloat16_inputs_are_float32(implementation):
     """For large scores with small differences, the only error is rounding the weights once."""
     mask, seen = Causal(), rules.visible([1] * LENGTH)
     query, key, value, _ = (jnp.asarray(x, jnp.bfloat16) for x in random_inputs(0, 2))
     output = attend(query * 8, key + 8, value, mask, implementation=implementation)
     assert output.dtype == jnp.bfloat16
-    for row in range(2):
-        expected = oracle.attention((query * 8)[row], (key + 8)[row], value[row], seen)
-        tiny.close(output[row], expected, 0.01)
+    for index in range(2):
+        expected = oracle.attention((query * 8)[index], (key + 8)[index], value[index], seen)
+        tiny.close(output[index], expected, 0.01)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_one_sequence_a_batch_and_vmap_agree(implementation):
+def test_attention_with_leading_axes_equals_vmapped_attention(implementation):
     """Attention accepts any number of leading axes: none, one, two, or one removed by vmap."""
     inputs = [jnp.asarray(x) for x in random_inputs(0, 2, batch=4)[:3]]
 
@@ -251,7 +251,7 @@ def program_size(function, *arguments):
 
 
 @pytest.mark.parametrize("mask, share", [(Causal(), 0.54), (Causal() & Window(64), 0.13)])
-def test_ruled_out_blocks_cost_nothing(mask, share, monkeypatch):
+def test_attention_does_not_compute_fully_masked_blocks(mask, share, monkeypatch):
     """Blockwise attention over 2048 tokens never holds all scores at once.
 
     The exponentials are those that the rule allows plus a margin, forward and with gradients.
@@ -269,40 +269,40 @@ def test_ruled_out_blocks_cost_nothing(mask, share, monkeypatch):
     assert largest <= length**2 / 16 and exponentials <= 2 * share * length**2
 
 
-def test_fused_on_a_gpu_is_refused_for_arguments_that_cudnn_lacks(monkeypatch):
+def test_fused_attention_rejects_arguments_that_cudnn_does_not_support(monkeypatch):
     """On a GPU, "auto" falls back to blockwise for them."""
     query, key, value, _ = map(jnp.asarray, random_inputs(0, 2))
     expected = attend(query, key, value, implementation="explicit")
     monkeypatch.setattr(platforms, "platform", lambda: "gpu")
-    with pytest.raises(ValueError, match='"fused" cannot run this: cuDNN: it needs bfloat16'):
+    with pytest.raises(ValueError, match="cuDNN: the kernel needs bfloat16"):
         attend(query, key, value, implementation="fused")
     tiny.close(attend(query, key, value, implementation="auto"), expected)
 
 
-def test_what_cannot_be_done_is_refused_with_the_reason():
+def test_error_for_unsupported_attention_arguments_states_the_reason():
     """Each error message states the reason.
 
     The cases: "fused" without a GPU (in a function and in a model), an unknown implementation, key
     heads that do not divide the query heads, and incompatible shapes.
     """
     query, key, value, _ = map(jnp.asarray, random_inputs(0, 2))
-    with pytest.raises(ValueError, match=r"\"fused\" cannot run this: it needs a GPU.*'cpu'"):
+    with pytest.raises(ValueError, match="fused kernels need a GPU or a TPU, not 'cpu'"):
         attend(query, key, value, implementation="fused")
     model = tiny.build(attention="fused")
-    with pytest.raises(ValueError, match="needs a GPU"):
+    with pytest.raises(ValueError, match="need a GPU"):
         model.apply(tiny.weights(model, 0), tiny.tokens(0, 1, 4))
     with pytest.raises(ValueError, match="implementation is 'flash'"):
         attend(query, key, value, implementation="flash")
-    with pytest.raises(ValueError, match="4 heads and key 3"):
+    with pytest.raises(ValueError, match="query has 4 heads and key has 3; the number"):
         attend(query, key[:, [0, 0, 1]], value[:, [0, 0, 1]])
-    with pytest.raises(ValueError, match=r"size \(a token sees itself\) is 0"):
+    with pytest.raises(ValueError, match=r"size \(which includes the token itself\) is 0"):
         Window(0)
     wrong = {
         r"mask is float32 \(12, 12\); it must be bool": {"mask": jnp.zeros((LENGTH, LENGTH))},
         r"mask is bool \(2, 1, 12\); .* \[..., 12, 12\]": {"mask": jnp.ones((2, 1, LENGTH), bool)},
-        "key_info are of 3 tokens; there are 12": {"key_info": TokenInfo(3)},
-        "must agree in head_dim": {"key": key[..., :1]},
-        "in the axes before the heads": {"query": query[:1]},
+        "key_info describes 3 tokens, but key has 12 tokens": {"key_info": TokenInfo(3)},
+        "must have the same head_dim": {"key": key[..., :1]},
+        "the same batch axes": {"query": query[:1]},
     }
     for message, change in wrong.items():
         given = {"query": query, "key": key, "value": value, **change}

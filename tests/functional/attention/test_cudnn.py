@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.doctor.machines import as_if_on, parse_target
+from jaxformer.doctor.targets import as_if_on, parse_target
 from jaxformer.functional.attention import cudnn, platforms
 from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.cudnn import CuDNN, lengths_and_offsets, most_documents
@@ -33,7 +33,7 @@ ON_GPU = jax.default_backend() == "gpu"
 original = jax.nn.dot_product_attention
 
 
-def documented_rows(*arrays, implementation, **options):
+def documented_sequences(*arrays, implementation, **options):
     """Computes what `jax.nn.dot_product_attention` documents, by its implementation in XLA.
 
     The output of a query without keys is NaN.
@@ -76,11 +76,12 @@ def documented_documents(
 def documented(monkeypatch):
     """Replaces the kernel by what its documentation says, in float32."""
     monkeypatch.setattr(cudnn, "DTYPES", (jnp.float32, *cudnn.DTYPES))
-    monkeypatch.setattr(jax.nn, "dot_product_attention", documented_rows)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", documented_sequences)
     monkeypatch.setattr(cudnn_attention, "dot_product_attention", documented_documents)
 
 
-# Of rows of 70 tokens, at most two documents go to the kernel; a third one makes them blockwise.
+# Of sequences of 70 tokens, at most two documents go to the kernel; a third one makes them
+# blockwise.
 LENGTH = 70
 PACKED = [[1] * 30 + [2] * 40, [0] * 3 + [1] * 20 + [2] * 37 + [0] * 10]
 OTHERWISE_PACKED = {
@@ -91,23 +92,25 @@ DENSE = [All(), Causal(), Causal() & Window(5)]
 
 
 def segments_of(lengths, size=LENGTH):
-    """Rows with padding at the end."""
+    """Sequences with padding at the end."""
     return [[1] * length + [0] * (size - length) for length in lengths]
 
 
 @pytest.mark.parametrize("mask", mostly_slow(DENSE, DENSE[2], slow=DENSE), ids=str)
-def test_dense_rows(mask, documented):
+def test_cudnn_attention_without_padding_equals_unfused_attention(mask, documented):
     compare(context_of(mask, 20), *arrays(0, 20))
 
 
 @pytest.mark.parametrize("mask", [Causal() & Packed(), Packed()], ids=str)
-def test_packed_rows(mask, documented):
-    compare(context_of(mask, LENGTH, segments=PACKED), *arrays(1, LENGTH))
+def test_cudnn_attention_within_packed_documents_equals_unfused_attention(mask, documented):
+    compare(context_of(mask, LENGTH, segment_ids=PACKED), *arrays(1, LENGTH))
 
 
-@pytest.mark.parametrize("segments", OTHERWISE_PACKED.values(), ids=OTHERWISE_PACKED)
-def test_other_packed_rows_are_computed_blockwise(segments, documented):
-    context = context_of(Causal() & Packed(), LENGTH, segments=segments)
+@pytest.mark.parametrize("segment_ids", OTHERWISE_PACKED.values(), ids=OTHERWISE_PACKED)
+def test_cudnn_attention_on_non_contiguous_documents_equals_unfused_attention(
+    segment_ids, documented
+):
+    context = context_of(Causal() & Packed(), LENGTH, segment_ids=segment_ids)
     compare(context, *arrays(1, LENGTH))
 
 
@@ -119,7 +122,9 @@ def test_other_packed_rows_are_computed_blockwise(segments, documented):
     ],
     ids=["in two parts", "keys of other documents"],
 )
-def test_documents_by_any_numbers_are_computed_blockwise(queries, keys, documented):
+def test_cudnn_attention_on_unsorted_segment_ids_equals_unfused_attention(
+    queries, keys, documented
+):
     """`dot_product_attention` passes the numbers of its caller on, a model those in order."""
     queries, keys = (TokenInfo(LENGTH, None, jnp.array([x, x])) for x in (queries, keys or queries))
     context = replace(context_of(Causal() & Packed(), LENGTH), queries=queries, keys=keys)
@@ -128,22 +133,22 @@ def test_documents_by_any_numbers_are_computed_blockwise(queries, keys, document
 
 @pytest.mark.parametrize("mask", [Padding(), Causal() & Padding()], ids=str)
 @pytest.mark.parametrize("left", [0, pytest.param(4, marks=pytest.mark.slow)])
-def test_padded_rows(mask, left, documented):
-    """A row of padding alone gives zeros; padding at the beginning is computed blockwise."""
-    segments = np.roll(segments_of([13, 20], 20), left, axis=-1)
-    compare(context_of(mask, 20, segments=segments), *arrays(2, 20))
-    compare(context_of(mask, 20, segments=segments_of([0, 20], 20)), *arrays(2, 20))
+def test_cudnn_attention_with_padding_equals_unfused_attention(mask, left, documented):
+    """A sequence of padding alone gives zeros; padding at the beginning is computed blockwise."""
+    segment_ids = np.roll(segments_of([13, 20], 20), left, axis=-1)
+    compare(context_of(mask, 20, segment_ids=segment_ids), *arrays(2, 20))
+    compare(context_of(mask, 20, segment_ids=segments_of([0, 20], 20)), *arrays(2, 20))
 
 
-def test_a_source_with_padding(documented):
-    context = context_of(Padding(), 3, 9, segments=segments_of([5, 0], 9))
+def test_cudnn_cross_attention_to_padded_source_equals_unfused_attention(documented):
+    context = context_of(Padding(), 3, 9, segment_ids=segments_of([5, 0], 9))
     compare(context, *arrays(3, 3, 9))
     compare(context_of(All(), 3, 9), *arrays(3, 3, 9))
 
 
-def test_masked_nan_does_not_propagate(documented):
+def test_nan_in_masked_keys_and_values_does_not_propagate(documented):
     query, key, value = arrays(4, LENGTH)
-    context = context_of(Causal() & Packed(), LENGTH, segments=PACKED)
+    context = context_of(Causal() & Packed(), LENGTH, segment_ids=PACKED)
     poisoned = [x.at[1, :, :3].set(np.nan).at[1, :, 60:].set(np.nan) for x in (query, key, value)]
 
     def output(*arrays):
@@ -155,7 +160,7 @@ def test_masked_nan_does_not_propagate(documented):
 
 
 @given(lengths=st.lists(st.integers(1, 90), min_size=1, max_size=5), before=st.integers(0, 9))
-def test_lengths_and_offsets_are_those_of_the_documents(lengths, before):
+def test_lengths_and_offsets_of_documents_are_computed_from_segment_ids(lengths, before):
     size, most = 640, most_documents(640)
     starts = before + np.cumsum([0, *lengths[:-1]])
     documents = np.zeros((1, size), int)
@@ -168,7 +173,7 @@ def test_lengths_and_offsets_are_those_of_the_documents(lengths, before):
 
 
 LACKING = {
-    "a cap of the scores": {"scores": Scores(cap=2.0)},
+    "a soft cap of the scores": {"scores": Scores(cap=2.0)},
     "a bias of the scores": {"scores": Scores(bias=Alibi(4))},
     "does not support the mask Near": {"mask": Near(3)},
     "does not support the mask Prefix": {"mask": Prefix(3)},
@@ -177,17 +182,17 @@ LACKING = {
         "mask": Causal() & Window(3),
         "keys": TokenInfo(20, None, jnp.ones((2, 20), int)),
     },
-    "cached or other positions": {"queries": TokenInfo(20, jnp.arange(20)), "in_order": False},
+    "cached or explicit positions": {"queries": TokenInfo(20, jnp.arange(20)), "in_order": False},
     "20 queries and 19 keys": {"keys": TokenInfo(19)},
 }
 
 
 @pytest.mark.parametrize("message", LACKING)
-def test_what_the_kernel_lacks_is_refused_with_the_reason(message, documented):
+def test_error_for_unsupported_attention_arguments_states_the_reason(message, documented):
     change = LACKING[message]
     context = replace(context_of(Causal(), 20), implementation="fused", placement=PLACEMENT)
     context = replace(context, **change)
-    with pytest.raises(ValueError, match='attention "fused" cannot run this') as caught:
+    with pytest.raises(ValueError, match='attention="fused" is not possible') as caught:
         attend(*arrays(0, 20, context.keys.length), context)
     assert message in str(caught.value)
 
@@ -201,15 +206,15 @@ def test_what_the_kernel_lacks_is_refused_with_the_reason(message, documented):
         (12, True, "not 12"),
     ],
 )
-def test_the_largest_head_dim_depends_on_the_gpu(head_dim, is_hopper, message):
+def test_largest_head_dim_of_cudnn_attention_depends_on_the_gpu(head_dim, is_hopper, message):
     x = jnp.zeros((1, 2, 4, head_dim), jnp.bfloat16)
     context = context_of(Causal(), 4)
     reason = CuDNN(is_hopper).unsupported_reason(x, x, x, context)
     assert reason is None if message is None else message in reason
 
 
-def test_packed_documents_need_hopper():
-    context = context_of(Causal() & Packed(), LENGTH, segments=PACKED)
+def test_cudnn_attention_over_packed_documents_needs_a_hopper_gpu():
+    context = context_of(Causal() & Packed(), LENGTH, segment_ids=PACKED)
     x = jnp.zeros((2, 4, LENGTH, 8), jnp.bfloat16)
     assert "only on Hopper" in CuDNN(False).unsupported_reason(x, x, x, context)
     assert CuDNN(True).unsupported_reason(x, x, x, context) is None
@@ -225,10 +230,10 @@ LOWERED = {
 
 
 @pytest.mark.parametrize("name", mostly_slow(LOWERED, "packed", slow=LOWERED))
-def test_the_kernel_is_called_forward_and_backward(name):
+def test_gpu_program_calls_cudnn_kernel_forward_and_backward(name):
     """In the program for GPUs, which XLA lowers without one."""
-    mask, segments = LOWERED[name]
-    context = context_of(mask, 256, segments=segments)
+    mask, segment_ids = LOWERED[name]
+    context = context_of(mask, 256, segment_ids=segment_ids)
     context = replace(context, implementation="fused", placement=PLACEMENT)
     x = arrays(0, 256, heads=4, kv_heads=2, dtype=jnp.bfloat16)
 
@@ -239,7 +244,7 @@ def test_the_kernel_is_called_forward_and_backward(name):
         traced = jax.jit(jax.grad(loss)).trace(tuple(x))
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert f"@{CALL}(" in text and f"@{CALL}Backward(" in text
-    assert ("PADDING_CAUSAL" in text) == (segments is not None)
+    assert ("PADDING_CAUSAL" in text) == (segment_ids is not None)
     documents = most_documents(256) if name == "packed" else 1
     assert f"max_seg_per_batch\\22: {documents}" in text
     assert f"sliding_window_length\\22: {128 if name == 'windowed' else 0}" in text
@@ -247,10 +252,10 @@ def test_the_kernel_is_called_forward_and_backward(name):
 
 @pytest.mark.skipif(not ON_GPU, reason="needs a GPU")
 @pytest.mark.parametrize("name", LOWERED)
-def test_the_kernel_itself(name):
+def test_cudnn_kernel_on_a_gpu_equals_unfused_attention(name):
     """On a GPU: the kernel computes what its documentation says."""
     assert isinstance(platforms.fused_kernels()[0], CuDNN)
-    mask, segments = LOWERED[name]
-    context = context_of(mask, 256, segments=segments)
+    mask, segment_ids = LOWERED[name]
+    context = context_of(mask, 256, segment_ids=segment_ids)
     x = arrays(0, 256, dtype=jnp.bfloat16)
     compare(context, *x, tolerance=4e-3)

@@ -19,18 +19,18 @@ def model_of(**options):
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
-@given(seed=tiny.seeds, segments=tiny.segment_batches(2))
-def test_a_decoder_with_gates_is_its_formula(use_bias, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2))
+def test_decoder_with_attention_gates_equals_formula(use_bias, seed, segment_ids):
     model = model_of(use_bias=use_bias)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 2, tiny.LENGTH)
     assert ("bias" in variables["params"]["blocks"]["attention"]["gate"]) == use_bias
-    logits = tiny.apply(model)(variables, tokens, segments)
-    for found, row, ids in zip(logits, tokens, segments, strict=True):
-        wanted = oracle.decoder(variables["params"], row, ids, model.config)
+    logits = tiny.apply(model)(variables, tokens, segment_ids)
+    for found, sequence, ids in zip(logits, tokens, segment_ids, strict=True):
+        wanted = oracle.decoder(variables["params"], sequence, ids, model.config)
         tiny.close(found, wanted, where=ids != 0)
 
 
-def test_the_captured_heads_are_what_the_output_projection_reads():
+def test_captured_head_outputs_include_the_attention_gate():
     """Patches and attributions of heads act behind the gate."""
     model = model_of(num_layers=1)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, tiny.LENGTH)
@@ -42,13 +42,13 @@ def test_the_captured_heads_are_what_the_output_projection_reads():
     tiny.close(seen.captured["attention.output"][0], wanted)
 
 
-def test_a_cache_and_prepared_weights_give_the_logits_of_one_pass():
+def test_cached_decoding_with_attention_gates_equals_one_pass():
     model = model_of()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, tiny.LENGTH)
     whole = tiny.apply(model)(variables, tokens)
-    ready = jf.prepare(model, variables)
-    cache, found = jf.start(model, ready, 2, 16), []
+    ready = jf.pack_weights(model, variables)
+    cache, found = jf.init_cache(model, ready, 2, 16), []
     for part in (tokens[:, :4], tokens[:, 4:5], tokens[:, 5:]):
-        logits, cache = jf.advance(model, ready, part, cache)
+        logits, cache = jf.extend(model, ready, part, cache)
         found.append(logits)
     tiny.close(jnp.concatenate(found, axis=1), whole)

@@ -35,7 +35,7 @@ def matrix(rows):
 
 
 @pytest.mark.parametrize("name", LITERAL)
-def test_a_rule_is_its_matrix(name):
+def test_mask_equals_hand_written_matrix(name):
     """Rows are queries, columns are keys. For static positions the result is a NumPy array."""
     rule, rows = LITERAL[name]
     answer = rule(TokenInfo(4), TokenInfo(4))
@@ -44,14 +44,14 @@ def test_a_rule_is_its_matrix(name):
 
 
 @pytest.mark.parametrize("name", SEGMENTED)
-def test_a_rule_about_documents_is_its_matrix(name):
+def test_document_mask_equals_hand_written_matrix(name):
     """Documents see only themselves. Padding keys are masked."""
-    rule, segments, rows = SEGMENTED[name]
-    places = TokenInfo(4, None, np.array(segments))
+    rule, segment_ids, rows = SEGMENTED[name]
+    places = TokenInfo(4, None, np.array(segment_ids))
     np.testing.assert_array_equal(np.broadcast_to(rule(places, places), (4, 4)), matrix(rows))
 
 
-def test_rules_use_positions_not_slot_indices():
+def test_masks_use_token_positions_not_slot_indices():
     """Cache slots are in any order: a rule uses a token's position, not the slot's index."""
     query, key = TokenInfo(2, np.array([5, 7])), TokenInfo(4, np.array([7, 5, 4, 6]))
     np.testing.assert_array_equal((Causal() & Window(2))(query, key), matrix(["0110", "1001"]))
@@ -65,7 +65,7 @@ TILES = st.tuples(st.integers(0, 4), st.sampled_from([1, 5]))  # (start, size)
 
 
 @given(one=RULES, other=RULES)
-def test_combined_rules_allow_what_both_allow(one, other):
+def test_combined_masks_allow_what_both_masks_allow(one, other):
     """`a & b` and `b & a` are the elementwise and of both matrices."""
     places = TokenInfo(LENGTH)
     both = np.logical_and(one(places, places), other(places, places))
@@ -79,7 +79,9 @@ def test_combined_rules_allow_what_both_allow(one, other):
     rows=st.tuples(st.integers(0, 8), st.integers(1, 9)),
     columns=st.tuples(st.integers(0, 8), st.integers(1, 9)),
 )
-def test_a_tile_is_part_of_the_matrix_and_key_range_loses_no_key(rule, other, rows, columns):
+def test_mask_tile_equals_part_of_matrix_and_key_range_covers_visible_keys(
+    rule, other, rows, columns
+):
     """`tile` equals that part of the whole matrix. No key outside `key_range` is visible."""
     rule, places = rule & other, TokenInfo(LENGTH)
     whole = np.broadcast_to(rule(places, places), (LENGTH, LENGTH))
@@ -94,13 +96,15 @@ def test_a_tile_is_part_of_the_matrix_and_key_range_loses_no_key(rule, other, ro
 
 @given(
     rule=RULES,
-    segments=tiny.segment_rows(length=LENGTH),
+    segment_ids=tiny.segment_sequences(length=LENGTH),
     rows=TILES,
     columns=TILES,
 )
-def test_a_tile_with_a_traced_start_equals_the_static_tile(rule, segments, rows, columns):
+def test_mask_tile_with_traced_start_equals_tile_with_static_start(
+    rule, segment_ids, rows, columns
+):
     """Holds for default positions, for documents, for counted positions, and for a mask array."""
-    documents, positions = map(np.array, rules.read(segments))
+    documents, positions = map(np.array, rules.read(segment_ids))
     table = np.random.default_rng(rows[0]).random((LENGTH, LENGTH)) < 0.5
     static = [slice(start, start + size) for start, size in (rows, columns)]
     traced = [DynamicSlice(jnp.int32(start), size) for start, size in (rows, columns)]
@@ -112,7 +116,7 @@ def test_a_tile_with_a_traced_start_equals_the_static_tile(rule, segments, rows,
 
 
 @given(start=st.integers(0, 8), size=st.integers(1, 5), window=st.integers(1, 9))
-def test_key_ranges_are_tight(start, size, window):
+def test_key_range_of_mask_contains_no_masked_keys_at_its_ends(start, size, window):
     """Some query sees the first key of the range and some query sees the last."""
     stop = min(start + size, LENGTH)
     for rule in (Causal(), Causal() & Window(window), Prefix(4)):
@@ -121,18 +125,20 @@ def test_key_ranges_are_tight(start, size, window):
         assert seen[low] and seen[high - 1]
 
 
-@given(segments=tiny.segment_rows(), window=st.integers(1, 5), prefix=st.integers(0, 5))
-def test_rules_on_document_positions_equal_the_loops(segments, window, prefix):
+@given(segment_ids=tiny.segment_sequences(), window=st.integers(1, 5), prefix=st.integers(0, 5))
+def test_combination_of_window_and_prefix_and_packing_mask_equals_python_loops(
+    segment_ids, window, prefix
+):
     """Window, prefix and documents with positions per document, against `verify.rules`."""
-    documents, positions = rules.read(segments)
-    places = TokenInfo(len(segments), positions, documents)
+    documents, positions = rules.read(segment_ids)
+    places = TokenInfo(len(segment_ids), positions, documents)
     rule = Prefix(prefix) & Window(window) & Packed()
     np.testing.assert_array_equal(
-        rule(places, places), rules.visible(segments, window=window, prefix=prefix)
+        rule(places, places), rules.visible(segment_ids, window=window, prefix=prefix)
     )
 
 
-def test_a_window_of_size_0_is_rejected():
+def test_window_of_size_0_is_rejected():
     """A token always sees itself, so the smallest size is 1."""
-    with pytest.raises(ValueError, match=r"size \(a token sees itself\) is 0"):
+    with pytest.raises(ValueError, match=r"size \(which includes the token itself\) is 0"):
         Window(0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxformer.functional import Causal, Packed, TokenInfo
 from jaxformer.functional import dot_product_attention as attend
-from jaxformer.functional.attention import blockwise, long_rows
+from jaxformer.functional.attention import blockwise, long_sequences
 from jaxformer.functional.attention.scores import (
     Alibi,
     DenseBias,
@@ -45,31 +45,33 @@ def scores_of(config, table, cap):
     return Scores(0.3, cap, RelativeBias(table, FAR, config.bidirectional))
 
 
-def set_rows(kind, monkeypatch):
+def set_sequence_length(kind, monkeypatch):
     """Selects "short" sequences (unrolled tiles) or "long" ones (a loop over tiles)."""
     if kind == "long":
         monkeypatch.setattr(blockwise, "_LARGEST_TILE", 0)
-        monkeypatch.setattr(long_rows, "_LOOP_QUERIES", 5)
-        monkeypatch.setattr(long_rows, "_LOOP_KEYS", 4)
+        monkeypatch.setattr(long_sequences, "_LOOP_QUERIES", 5)
+        monkeypatch.setattr(long_sequences, "_LOOP_KEYS", 4)
 
 
 @pytest.mark.parametrize(
-    "kind, rows",
+    "kind, sequence_length",
     mostly_slow(
         product(CONFIGS, ("short", "long")), ("relative, both ways", "long"), ("relative", "short")
     ),
 )
-def test_scores_are_their_formula(kind, rows, monkeypatch):
+def test_attention_with_softcap_and_position_bias_equals_formula(
+    kind, sequence_length, monkeypatch
+):
     """Values equal float64 loops. Tiled gradients equal those of the explicit formula.
 
     The gradients are for queries, keys, values and the bias table. Documents are packed, so
     positions restart.
     """
-    set_rows(rows, monkeypatch)
+    set_sequence_length(sequence_length, monkeypatch)
     config = CONFIGS[kind]
 
-    def run(implementation, query, key, value, cotangent, table, segments, positions):
-        info = TokenInfo(LENGTH, positions, segments)
+    def run(implementation, query, key, value, cotangent, table, segment_ids, positions):
+        info = TokenInfo(LENGTH, positions, segment_ids)
 
         def output(query, key, value, table):
             told = {"query_info": info, "key_info": info, "implementation": implementation}
@@ -81,20 +83,20 @@ def test_scores_are_their_formula(kind, rows, monkeypatch):
 
     compiled = jax.jit(run, static_argnums=0)
 
-    @given(seed=tiny.seeds, segments=tiny.segment_batches(2, length=LENGTH))
-    def holds(seed, segments):
+    @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2, length=LENGTH))
+    def holds(seed, segment_ids):
         inputs = random_inputs(seed, 2, LENGTH)
         table = np.float32(np.random.default_rng(seed).normal(size=(BUCKETS, HEADS)))
-        read = [rules.read(ids) for ids in segments]
+        read = [rules.read(ids) for ids in segment_ids]
         documents, positions = (np.stack(side) for side in zip(*read, strict=True))
         given_all = (*inputs, table, jnp.asarray(documents), jnp.asarray(positions))
         plain, tiled = (compiled(how, *given_all) for how in ("explicit", "blockwise"))
-        for row, ids in enumerate(segments):
+        for index, ids in enumerate(segment_ids):
             params = {"relative_bias": {"table": np.float64(table)}}
-            bias = oracle.scores_bias(params, positions[row], config)
+            bias = oracle.scores_bias(params, positions[index], config)
             seen = rules.visible(ids)
-            own = (x[row] for x in inputs[:3])
-            tiny.close(plain[0][row], oracle.attention(*own, seen, 0.3, 1.5, bias), 1e-5)
+            own = (x[index] for x in inputs[:3])
+            tiny.close(plain[0][index], oracle.attention(*own, seen, 0.3, 1.5, bias), 1e-5)
         tiny.all_close(tiled, plain, 2e-5)
 
     holds()
@@ -105,7 +107,7 @@ def test_scores_are_their_formula(kind, rows, monkeypatch):
     far=st.integers(17, 200),
     both=st.booleans(),
 )
-def test_buckets_are_those_of_t5(buckets, far, both):
+def test_relative_position_buckets_equal_those_of_t5(buckets, far, both):
     """Every offset falls into the bucket of T5's formula."""
     config = (EncoderConfig if both else DecoderConfig)(
         positions="relative", relative_buckets=buckets, relative_distance=far
@@ -116,7 +118,7 @@ def test_buckets_are_those_of_t5(buckets, far, both):
     assert (found != expected).sum() <= 4 and np.abs(found - expected).max() <= 1
 
 
-def test_slopes_are_those_of_the_paper():
+def test_alibi_slopes_equal_those_of_the_paper():
     """Eight heads have 1/2, 1/4, …; twelve have those of eight and every second one of sixteen.
 
     Reference: Press et al. 2022.
@@ -135,8 +137,8 @@ def test_per_head_masks_and_biases_apply_head_by_head(seed):
     whole = attend(
         query, key, value, jnp.asarray(mask), scores=Scores(bias=DenseBias(jnp.asarray(bias)))
     )
-    for row in range(2):
+    for index in range(2):
         for head in range(HEADS):
-            own = (x[row, head : head + 1] for x in (query, key, value))
-            alone = oracle.attention(*own, mask[row, head], bias=bias[row, head : head + 1])
-            tiny.close(whole[row, head : head + 1], alone)
+            own = (x[index, head : head + 1] for x in (query, key, value))
+            alone = oracle.attention(*own, mask[index, head], bias=bias[index, head : head + 1])
+            tiny.close(whole[index, head : head + 1], alone)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 import jaxformer as jf
-from jaxformer.functional.attention import blockwise, long_rows
+from jaxformer.functional.attention import blockwise, long_sequences
 from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.dot_product import dot_product_attention
@@ -20,9 +20,10 @@ from jaxformer.functional.attention.scores import Scores
 from jaxformer.functional.attention.token_info import TokenInfo
 from tests.errors import error_of
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 HEADS, KV_HEADS, LENGTH, DIM = 4, 2, 12, 4
-FORMS = ("explicit", "blockwise", "long_rows", "step")
+FORMS = ("explicit", "blockwise", "long_sequences", "step")
 
 
 def draw(seed):
@@ -55,8 +56,8 @@ def in_float64(query, key, value, sink, cotangent, seen):
 
 @cache
 def with_gradients(form):
-    def run(segments, cotangent, query, key, value, sink):
-        info = TokenInfo(LENGTH, None, segments)
+    def run(segment_ids, cotangent, query, key, value, sink):
+        info = TokenInfo(LENGTH, None, segment_ids)
         mask, how = Causal() & Packed(), "explicit" if form == "explicit" else "blockwise"
         context = Context(mask, info, info, Scores(sink=sink), how)
         if form == "step":
@@ -76,33 +77,33 @@ def with_gradients(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@given(seed=tiny.seeds, segments=tiny.segment_batches())
-def test_every_form_is_the_formula(form, seed, segments):
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches())
+def test_attention_with_sinks_equals_formula(form, seed, segment_ids):
     """Also the gradient of the sink. A query that sees no key gives zeros."""
     if form == "step":  # without padding, whose values would have to be zero
-        segments = np.ones_like(segments)
+        segment_ids = np.ones_like(segment_ids)
     query, key, value, sink, cotangent = draw(seed)
-    seen = visible(segments)
+    seen = visible(segment_ids)
     expected = in_float64(query, key, value, sink, cotangent, seen)
     arguments = [jnp.asarray(x, jnp.float32) for x in (cotangent, query, key, value, sink)]
     with pytest.MonkeyPatch.context() as patch:
-        if form == "long_rows":
+        if form == "long_sequences":
             patch.setattr(blockwise, "_LARGEST_TILE", 1)
-            patch.setattr(long_rows, "_LOOP_QUERIES", 5)
-            patch.setattr(long_rows, "_LOOP_KEYS", 4)
-        found = with_gradients(form)(jnp.asarray(segments), *arguments)
+            patch.setattr(long_sequences, "_LOOP_QUERIES", 5)
+            patch.setattr(long_sequences, "_LOOP_KEYS", 4)
+        found = with_gradients(form)(jnp.asarray(segment_ids), *arguments)
     for ours, theirs in zip(found, expected, strict=True):
         tiny.close(ours, theirs, 2e-5)
 
 
-def visible(segments):
+def visible(segment_ids):
     """Returns bool [batch, queries, keys] of causal attention within documents."""
-    same = segments[:, :, None] == segments[:, None, :]
-    return jnp.asarray(same & (segments != 0)[:, None, :] & np.tri(LENGTH, dtype=bool))
+    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    return jnp.asarray(same & (segment_ids != 0)[:, None, :] & np.tri(LENGTH, dtype=bool))
 
 
 @given(seed=tiny.seeds)
-def test_a_sink_of_minus_infinity_changes_nothing(seed):
+def test_attention_sink_of_minus_infinity_has_no_effect(seed):
     query, key, value, _, _ = draw(seed)
     arrays = [jnp.asarray(x, jnp.float32) for x in (query, key, value)]
     none = dot_product_attention(*arrays, Causal())
@@ -118,7 +119,7 @@ def test_a_sink_of_minus_infinity_changes_nothing(seed):
 
 
 @pytest.mark.parametrize("implementation", ["explicit", "blockwise"])
-def test_a_huge_sink_reads_nothing(implementation):
+def test_huge_attention_sink_gives_zero_outputs(implementation):
     """A sink whose power overflows float32 leaves all outputs zero, and gradients finite."""
     arrays = [jnp.asarray(x, jnp.float32) for x in draw(0)[:3]]
 
@@ -130,22 +131,22 @@ def test_a_huge_sink_reads_nothing(implementation):
     np.testing.assert_array_equal([total, *gradient], 0.0)
 
 
-def test_kernels_refuse_sinks_and_a_sink_has_one_entry_for_each_head():
+def test_sinks_are_refused_by_fused_kernels_and_rejected_if_misshapen():
     assert "sinks" in unsupported_scores(Scores(sink=jnp.zeros(4)))
     query = jnp.zeros((1, 4, 3, 2))
     wrong = partial(dot_product_attention, scores=Scores(sink=jnp.zeros(3)))
     said = error_of(wrong, query, query, query)
-    assert said == "scores.sink is (3,); its last axis must be 4, the heads"
+    assert said == "scores.sink has shape (3,); its last axis must be 4, the number of heads"
 
 
-@pytest.mark.parametrize("attention", ["explicit", "blockwise"])
-def test_a_decoder_with_sinks_continues_a_cache(attention):
+@pytest.mark.parametrize("attention", mostly_slow(["explicit", "blockwise"], "blockwise"))
+def test_decoder_with_attention_sinks_in_chunks_equals_one_pass(attention):
     """Chunks of tokens over a cache give the logits of one pass."""
     model = tiny.build(attention_sinks=True, attention=attention, num_layers=1)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, 9)
     whole = tiny.apply(model)(variables, tokens)
-    cache, found = jf.start(model, variables, 2, 16), []
+    cache, found = jf.init_cache(model, variables, 2, 16), []
     for part in (tokens[:, :4], tokens[:, 4:5], tokens[:, 5:]):
-        logits, cache = jf.advance(model, variables, part, cache)
+        logits, cache = jf.extend(model, variables, part, cache)
         found.append(logits)
     tiny.close(jnp.concatenate(found, axis=1), whole, 2e-5)

@@ -32,7 +32,7 @@ from jaxformer.functional.attention.scores import Alibi, Scores
 from jaxformer.functional.attention.splash import Splash
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.placement import OneDevice
-from jaxformer.models import activation_sharding
+from jaxformer.models.sharding import activations
 from tests.functional.attention.fused import (
     arrays,
     compare_with_explicit,
@@ -63,7 +63,7 @@ DENSE = [All(), Causal(), Causal() & Window(5), Near(3), Prefix(4), Window(6)]
     mostly_slow(list(product(DENSE, (12, 128, 140, 300))), (DENSE[2], 140)),
     ids=str,
 )
-def test_dense_rows(mask, length):
+def test_splash_attention_without_padding_equals_unfused_attention(mask, length):
     compare(context_of(mask, length), *arrays(0, length))
 
 
@@ -76,28 +76,28 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize(
-    "segments", [PACKED, pytest.param(GAPS, marks=pytest.mark.slow)], ids=["packed", "gaps"]
+    "segment_ids", [PACKED, pytest.param(GAPS, marks=pytest.mark.slow)], ids=["packed", "gaps"]
 )
 @pytest.mark.parametrize("mask", mostly_slow(DOCUMENTS, DOCUMENTS[-1]), ids=str)
-def test_packed_rows(mask, segments):
-    compare(context_of(mask, 140, segments=segments), *arrays(1, 140))
+def test_splash_attention_within_packed_documents_equals_unfused_attention(mask, segment_ids):
+    compare(context_of(mask, 140, segment_ids=segment_ids), *arrays(1, 140))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [Padding(), Causal() & Padding()], ids=str)
-def test_padded_rows(mask):
-    segments = [[0] * 7 + [1] * 133, [1] * 100 + [0] * 40]
-    compare(context_of(mask, 140, segments=segments), *arrays(2, 140))
+def test_splash_attention_with_padding_equals_unfused_attention(mask):
+    segment_ids = [[0] * 7 + [1] * 133, [1] * 100 + [0] * 40]
+    compare(context_of(mask, 140, segment_ids=segment_ids), *arrays(2, 140))
 
 
 @pytest.mark.parametrize(
     "length, keys", mostly_slow([(12, 5), (5, 140), (128, 129), (3, 128)], (3, 128))
 )
-def test_a_source(length, keys):
-    segments = np.ones((2, keys), int)
-    segments[0, 2:] = 0
-    segments[1] = 0  # a source without tokens: its queries give zeros
-    context = context_of(Padding(), length, keys, segments)
+def test_splash_cross_attention_equals_unfused_attention(length, keys):
+    segment_ids = np.ones((2, keys), int)
+    segment_ids[0, 2:] = 0
+    segment_ids[1] = 0  # a source without tokens: its queries give zeros
+    context = context_of(Padding(), length, keys, segment_ids)
     compare(context, *arrays(3, length, keys))
     output = attend(
         *arrays(3, length, keys), replace(context, implementation="fused", placement=PLACEMENT)
@@ -107,14 +107,14 @@ def test_a_source(length, keys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 1), (6, 3)])
-def test_grouped_heads(heads, kv_heads):
+def test_splash_grouped_query_attention_equals_unfused_attention(heads, kv_heads):
     compare(context_of(Causal(), 20), *arrays(4, 20, heads=heads, kv_heads=kv_heads))
 
 
 @pytest.mark.parametrize(
     "scale, cap", mostly_slow([(0.3, 2.0), (None, 5.0), (1.0, None)], (0.3, 2.0))
 )
-def test_scale_and_cap(scale, cap):
+def test_splash_attention_with_scale_and_softcap_equals_unfused_attention(scale, cap):
     compare(context_of(Causal(), 20, scores=Scores(scale, cap)), *arrays(5, 20))
 
 
@@ -136,7 +136,7 @@ class EveryThird(Mask):
 @pytest.mark.parametrize(
     "length, keys", mostly_slow([(140, 140), (128, 128), (20, 140)], (128, 128))
 )
-def test_a_rule_of_the_user(length, keys):
+def test_splash_attention_with_user_defined_mask_equals_unfused_attention(length, keys):
     context = context_of(EveryThird(), length, keys)
     query, key, value = arrays(7, length, keys)
     compare(context, query, key, value)
@@ -144,22 +144,22 @@ def test_a_rule_of_the_user(length, keys):
     assert not np.asarray(found[:, :, :3]).any()  # queries without keys
 
 
-segments = st.lists(st.integers(0, 2), min_size=2 * LENGTH, max_size=2 * LENGTH)
+segment_ids = st.lists(st.integers(0, 2), min_size=2 * LENGTH, max_size=2 * LENGTH)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mask", [Causal() & Packed(), Causal() & Window(3) & Packed(), Causal() & Padding()], ids=str
 )
-@given(seed=st.integers(0, 99), ids=segments)
-def test_any_documents_and_padding(mask, seed, ids):
-    context = context_of(mask, LENGTH, segments=np.array(ids).reshape(2, LENGTH))
+@given(seed=st.integers(0, 99), ids=segment_ids)
+def test_splash_attention_on_random_segment_ids_equals_unfused_attention(mask, seed, ids):
+    context = context_of(mask, LENGTH, segment_ids=np.array(ids).reshape(2, LENGTH))
     compiled_comparison(PLACEMENT, mask)(context.queries, context.keys, *arrays(seed, LENGTH))
 
 
-def test_masked_nan_does_not_propagate():
+def test_nan_in_masked_keys_and_values_does_not_propagate():
     ids = [[1] * 8 + [0] * 4, [0] * 2 + [1] * 10]
-    context = context_of(Causal() & Packed(), 12, segments=ids)
+    context = context_of(Causal() & Packed(), 12, segment_ids=ids)
     context = replace(context, implementation="fused", placement=PLACEMENT)
     padding = np.array(ids)[:, None, :, None] == 0
     query, key, value = (jnp.where(padding, jnp.nan, x) for x in arrays(8, 12))
@@ -175,11 +175,11 @@ IN_DOCUMENTS = TokenInfo(20, jnp.arange(20), jnp.ones((2, 20), int))
     "change, message",
     [
         ({"scores": Scores(bias=Alibi(4))}, "a bias of the scores"),
-        ({"mask": DenseMask(np.ones((20, 20), bool))}, "DenseMask, which is not a static rule"),
-        ({"queries": TokenInfo(20, jnp.arange(20)), "in_order": False}, "other positions"),
+        ({"mask": DenseMask(np.ones((20, 20), bool))}, "DenseMask, which is not static"),
+        ({"queries": TokenInfo(20, jnp.arange(20)), "in_order": False}, "explicit positions"),
         (
             dict.fromkeys(("queries", "keys"), IN_DOCUMENTS) | {"mask": Prefix(3) & Packed()},
-            "only for masks that compare distances",
+            "only if the mask depends only on the distances between tokens",
         ),
         (
             {"mask": EveryThird(), "keys": TokenInfo(20, None, jnp.ones((2, 20), int))},
@@ -187,9 +187,9 @@ IN_DOCUMENTS = TokenInfo(20, jnp.arange(20), jnp.ones((2, 20), int))
         ),
     ],
 )
-def test_what_the_kernel_lacks_is_refused_with_the_reason(change, message):
+def test_error_for_unsupported_attention_arguments_states_the_reason(change, message):
     context = replace(context_of(Causal(), 20), implementation="fused", placement=PLACEMENT)
-    with pytest.raises(ValueError, match='attention "fused" cannot run this') as caught:
+    with pytest.raises(ValueError, match='attention="fused" is not possible') as caught:
         attend(*arrays(0, 20), replace(context, **change))
     assert message in str(caught.value)
     auto = replace(context, implementation="auto", **change)
@@ -198,9 +198,9 @@ def test_what_the_kernel_lacks_is_refused_with_the_reason(change, message):
 
 
 @pytest.mark.parametrize("size, expected", [(1, 128), (129, 256), (640, 640), (1000, 1024)])
-def test_rows_are_padded_to_whole_blocks(size, expected):
+def test_splash_kernel_pads_sequences_to_whole_blocks(size, expected):
     assert splash.padded(size) == expected
-    assert expected % splash.block_of(expected) == 0
+    assert expected % splash.largest_block(expected) == 0
 
 
 @dataclass(frozen=True)
@@ -220,13 +220,13 @@ def check_padding(mask, length, keys):
 
 
 @pytest.mark.parametrize("mask", [*DENSE, SameParity()], ids=str)
-def test_the_mask_of_a_call_without_ids_hides_padding_at_any_length(mask):
+def test_splash_mask_without_segment_ids_hides_padding_for_any_sequence_length(mask):
     """Multiples of 128 also have padding, if they are not multiples of 256 or 512."""
     for length in range(1, 8193):
         check_padding(mask, length, length)
 
 
-def test_the_mask_of_a_source_without_ids_hides_padding_at_any_length():
+def test_source_mask_without_segment_ids_hides_padding_for_any_source_length():
     for keys in range(1, 8193):
         check_padding(All(), 128, keys)
 
@@ -242,7 +242,7 @@ def test_the_mask_of_a_source_without_ids_hides_padding_at_any_length():
     ),
     ids=str,
 )
-def test_rows_of_whole_lanes_that_are_padded_to_whole_blocks(mask, length, keys):
+def test_splash_attention_at_lengths_divisible_by_128_equals_unfused_attention(mask, length, keys):
     inputs = arrays(12, length, keys, heads=1, kv_heads=1, batch=1)
     compare(context_of(mask, length, keys), *inputs)
 
@@ -252,13 +252,13 @@ import jax, numpy as np
 from dataclasses import replace
 from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.masks import Causal, Packed
-from jaxformer.models.activation_sharding import MeshPlacement, row_axes
-from jaxformer.models.mesh import make_mesh
+from jaxformer.models.sharding.activations import MeshPlacement, batch_axes
+from jaxformer.models.sharding.parameters import make_mesh
 from tests.functional.attention.fused import arrays, context_of
 from tests.functional.attention.test_splash import INTERPRETED, PACKED
 
 inputs = arrays(0, 140, heads=4, kv_heads=2, batch=4)
-context = context_of(Causal() & Packed(), 140, segments=PACKED * 2)
+context = context_of(Causal() & Packed(), 140, segment_ids=PACKED * 2)
 expected = attend(*inputs, replace(context, implementation="explicit"))
 
 def loss(*inputs):
@@ -267,7 +267,7 @@ def loss(*inputs):
 
 for sizes in ({"data": 2, "fsdp": 2, "tensor": 2}, {"data": 2, "tensor": 4}):
     with jax.set_mesh(make_mesh(sizes)):
-        placement = MeshPlacement((INTERPRETED,), False, row_axes(4, 2))
+        placement = MeshPlacement((INTERPRETED,), False, batch_axes(4, 2))
         compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))
         gradients, output = compiled(*inputs)
     np.testing.assert_allclose(output, expected, atol=2e-5)
@@ -279,8 +279,8 @@ print("equal")
 
 
 @pytest.mark.slow
-def test_each_device_computes_its_own_rows_and_heads():
-    """With tensor=4, which does not divide two key heads, rows are sharded instead of heads."""
+def test_each_device_computes_attention_of_its_sequences_and_heads():
+    """With tensor=4, which does not divide two key heads, the batch is sharded instead of heads."""
     run_on_eight_devices(ON_A_MESH)
 
 
@@ -297,22 +297,22 @@ def run_on_eight_devices(program):
 
 
 @pytest.mark.slow
-def test_a_model_with_the_kernel_is_the_model_without_it(monkeypatch):
-    """Logits and gradients of packed rows, with windows in one layer and a soft cap."""
-    for module in (platforms, activation_sharding):
+def test_model_with_splash_kernel_equals_model_without_it(monkeypatch):
+    """Logits and gradients of packed sequences, with windows in one layer and a soft cap."""
+    for module in (platforms, activations):
         monkeypatch.setattr(module, "fused_kernels", lambda: (INTERPRETED,))
-    options = {"positions": "rotary", "window": (3, None), "attention_cap": 2.0}
+    options = {"positions": "rotary", "window": (3, None), "attention_softcap": 2.0}
     fused, explicit = (tiny.build(attention=name, **options) for name in ("fused", "explicit"))
     variables, tokens = tiny.weights(fused, 0), tiny.tokens(0, 2, LENGTH)
-    segments = np.array([[1] * 5 + [2] * 7, [0] * 2 + [3] * 8 + [0] * 2])
-    read = variables, tiny.embeddings(1, 2, LENGTH, 8), segments
+    segment_ids = np.array([[1] * 5 + [2] * 7, [0] * 2 + [3] * 8 + [0] * 2])
+    read = variables, tiny.embeddings(1, 2, LENGTH, 8), segment_ids
     found, expected = (tiny.loss_and_gradients(model)(*read) for model in (fused, explicit))
     tiny.all_close(found, expected, 1e-4)
-    logits = [tiny.apply(model)(variables, tokens, segments) for model in (fused, explicit)]
-    tiny.close(*logits, 1e-4, where=segments != 0)
+    logits = [tiny.apply(model)(variables, tokens, segment_ids) for model in (fused, explicit)]
+    tiny.close(*logits, 1e-4, where=segment_ids != 0)
 
 
-def test_a_kernel_has_the_forward_mode_derivative_of_explicit_attention():
+def test_splash_kernel_supports_forward_mode_differentiation():
     context = replace(context_of(Causal(), 20), implementation="fused", placement=PLACEMENT)
     query, key, value = arrays(0, 20)
 

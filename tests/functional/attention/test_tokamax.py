@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.doctor.machines import as_if_on, parse_target
+from jaxformer.doctor.targets import as_if_on, parse_target
 from jaxformer.functional.attention import tokamax
 from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.cudnn import CuDNN
@@ -32,7 +32,7 @@ from jaxformer.functional.attention.masks import (
     Prefix,
     Window,
 )
-from jaxformer.functional.attention.platforms import fused_kernels, kernels_of
+from jaxformer.functional.attention.platforms import fused_kernels, platform_kernels
 from jaxformer.functional.attention.scores import Alibi, Scores
 from jaxformer.functional.attention.splash import Splash
 from jaxformer.functional.attention.tokamax import Tokamax
@@ -101,58 +101,60 @@ DOCUMENTS = [
 @pytest.mark.parametrize(
     "mask, keys", mostly_slow(product(DENSE, (12, 5, 20)), (DENSE[2], 12), (DENSE[2], 5)), ids=str
 )
-def test_dense_rows(mask, keys, compare):
+def test_tokamax_attention_without_padding_equals_unfused_attention(mask, keys, compare):
     compare(context_of(mask, LENGTH, keys), *arrays(0, LENGTH, keys))
 
 
-@pytest.mark.parametrize("segments", [PACKED, NOT_IN_RUNS], ids=["packed", "not in runs"])
+@pytest.mark.parametrize("segment_ids", [PACKED, NOT_IN_RUNS], ids=["packed", "not in runs"])
 @pytest.mark.parametrize("mask", mostly_slow(DOCUMENTS, DOCUMENTS[-1]), ids=str)
-def test_packed_rows(mask, segments, compare):
-    compare(context_of(mask, LENGTH, segments=segments), *arrays(1, LENGTH))
+def test_tokamax_attention_within_packed_documents_equals_unfused_attention(
+    mask, segment_ids, compare
+):
+    compare(context_of(mask, LENGTH, segment_ids=segment_ids), *arrays(1, LENGTH))
 
 
 @pytest.mark.parametrize("mask", mostly_slow([Padding(), Causal() & Padding()], Padding()), ids=str)
-def test_padded_rows(mask, compare):
-    segments = [[0] * 3 + [1] * 9, [1] * 8 + [0] * 4]
-    compare(context_of(mask, LENGTH, segments=segments), *arrays(2, LENGTH))
+def test_tokamax_attention_with_padding_equals_unfused_attention(mask, compare):
+    segment_ids = [[0] * 3 + [1] * 9, [1] * 8 + [0] * 4]
+    compare(context_of(mask, LENGTH, segment_ids=segment_ids), *arrays(2, LENGTH))
 
 
-def test_a_source(compare):
-    segments = np.array([[1, 1, 0, 0, 0], [0] * 5])  # the second source has no tokens
-    context = context_of(Padding(), LENGTH, 5, segments)
+def test_tokamax_cross_attention_equals_unfused_attention(compare):
+    segment_ids = np.array([[1, 1, 0, 0, 0], [0] * 5])  # the second source has no tokens
+    context = context_of(Padding(), LENGTH, 5, segment_ids)
     compare(context, *arrays(3, LENGTH, 5))
     chosen = replace(context, implementation="fused", placement=PLACEMENT)
     assert not np.asarray(attend(*arrays(3, LENGTH, 5), chosen)[1]).any()
 
 
 @pytest.mark.parametrize("scale, cap", mostly_slow([(0.3, 2.0), (None, 5.0)], (0.3, 2.0)))
-def test_scale_and_cap(scale, cap, compare):
+def test_tokamax_attention_with_scale_and_softcap_equals_unfused_attention(scale, cap, compare):
     compare(context_of(Causal(), LENGTH, scores=Scores(scale, cap)), *arrays(5, LENGTH))
 
 
-def rows_of(ids):
+def sequences_of(ids):
     return st.lists(ids, min_size=LENGTH, max_size=LENGTH)
 
 
 # Any ids, or documents in order with padding at both ends: 4 becomes padding.
-in_order = rows_of(st.integers(0, 4)).map(lambda row: [i % 4 for i in sorted(row)])
-segments = st.lists(rows_of(st.integers(0, 2)) | in_order, min_size=2, max_size=2)
+in_order = sequences_of(st.integers(0, 4)).map(lambda sequence: [i % 4 for i in sorted(sequence)])
+segment_ids = st.lists(sequences_of(st.integers(0, 2)) | in_order, min_size=2, max_size=2)
 masks = st.sampled_from([*DOCUMENTS, Causal() & Padding(), Padding(), Causal() & Window(3)])
 
 
-@given(mask=masks, ids=segments, renumber=st.booleans())
-def test_ranges_that_are_exact_are_those_of_the_mask(mask, ids, renumber):
+@given(mask=masks, ids=segment_ids, renumber=st.booleans())
+def test_key_ranges_passed_to_tokamax_equal_the_mask(mask, ids, renumber):
     """For any ids: if they are not numbered in order as in a model, too."""
-    context = context_of(mask & Padding(), LENGTH, segments=ids)
+    context = context_of(mask & Padding(), LENGTH, segment_ids=ids)
     if not renumber:
         queries, keys = (
-            replace(x, segments=jnp.asarray(ids)) for x in (context.queries, context.keys)
+            replace(x, segment_ids=jnp.asarray(ids)) for x in (context.queries, context.keys)
         )
         context = replace(context, queries=queries, keys=keys)
     ranges, index = key_ranges(context, 2), np.arange(LENGTH)
     found = (ranges.low[..., None] <= index) & (index < ranges.high[..., None])
     expected = np.broadcast_to(context.mask(context.queries, context.keys), found.shape)
-    documents = np.asarray(context.keys.segments)
+    documents = np.asarray(context.keys.segment_ids)
     real = documents != 0
     padding_sees_padding = ~real[:, None, :] & (
         ~real[:, :, None] | ~real.any(axis=1)[:, None, None]
@@ -176,14 +178,14 @@ def _is_in_runs(ids):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [*DOCUMENTS, Causal() & Padding()], ids=str)
-@given(seed=st.integers(0, 99), ids=segments)
-def test_any_documents_and_padding(mask, seed, ids):
-    context = context_of(mask, LENGTH, segments=ids)
+@given(seed=st.integers(0, 99), ids=segment_ids)
+def test_tokamax_attention_on_random_segment_ids_equals_unfused_attention(mask, seed, ids):
+    context = context_of(mask, LENGTH, segment_ids=ids)
     compiled_comparison(PLACEMENT, mask)(context.queries, context.keys, *arrays(seed, LENGTH))
 
 
-def test_masked_nan_does_not_propagate():
-    context = context_of(Causal() & Packed(), LENGTH, segments=PACKED)
+def test_nan_in_masked_keys_and_values_does_not_propagate():
+    context = context_of(Causal() & Packed(), LENGTH, segment_ids=PACKED)
     context = replace(context, implementation="fused", placement=PLACEMENT)
     padding = np.array(PACKED)[:, None, :, None] == 0
     query, key, value = (jnp.where(padding, jnp.nan, x) for x in arrays(8, LENGTH))
@@ -194,7 +196,7 @@ def test_masked_nan_does_not_propagate():
 
 @pytest.mark.parametrize("kernel", [CuDNN(is_hopper=True), Splash(True), Tokamax(9, documented)])
 @pytest.mark.parametrize("name", ["queries", "keys"])
-def test_no_kernel_ignores_positions(kernel, name):
+def test_fused_kernels_reject_positions_in_descending_order(kernel, name):
     """`dot_product_attention` accepts positions in any order, of queries and of keys."""
     context = context_of(Causal(), LENGTH)
     backwards = replace(context, **{name: TokenInfo(LENGTH, jnp.arange(LENGTH)[::-1])})
@@ -203,10 +205,10 @@ def test_no_kernel_ignores_positions(kernel, name):
 
 
 @pytest.mark.parametrize("kernel", [Splash(True), Tokamax(9, documented)])
-def test_positions_in_documents_need_packed_documents(kernel):
+def test_fused_kernel_rejects_restarting_positions_without_packing_mask(kernel):
     """Otherwise token 3 is next to token 0: both are the first of their documents."""
-    segments = [[1] * 3 + [2] * 9] * 2
-    context = context_of(Causal() & Window(2) & Packed(), LENGTH, segments=segments)
+    segment_ids = [[1] * 3 + [2] * 9] * 2
+    context = context_of(Causal() & Window(2) & Packed(), LENGTH, segment_ids=segment_ids)
     x = arrays(0, LENGTH, dtype=jnp.bfloat16)
     assert "positions" not in (kernel.unsupported_reason(*x, context) or "")
     unpacked = replace(context, mask=Causal() & Window(2) & Padding())
@@ -214,7 +216,7 @@ def test_positions_in_documents_need_packed_documents(kernel):
 
 
 @pytest.mark.parametrize("length, keys", [(0, 5), (5, 0)])
-def test_empty_rows_are_computed_blockwise(length, keys):
+def test_attention_without_queries_or_keys_returns_zeros(length, keys):
     context = context_of(Padding(), length, keys, np.ones((2, keys), int))
     output = attend(*arrays(0, length, keys), replace(context, placement=PLACEMENT))
     assert output.shape == (2, 4, length, 8) and not np.asarray(output).any()
@@ -223,17 +225,17 @@ def test_empty_rows_are_computed_blockwise(length, keys):
 IN_DOCUMENTS = TokenInfo(12, jnp.arange(12), jnp.ones((2, 12), int))
 LACKING = {
     "a bias of the scores": {"scores": Scores(bias=Alibi(4))},
-    "DenseMask, which is not a range": {"mask": DenseMask(np.ones((12, 12), bool))},
-    "cached or other positions": {"queries": TokenInfo(12, jnp.arange(12)), "in_order": False},
-    "together with positions in documents": dict.fromkeys(("queries", "keys"), IN_DOCUMENTS)
+    "one range of keys per query, not DenseMask": {"mask": DenseMask(np.ones((12, 12), bool))},
+    "cached or explicit positions": {"queries": TokenInfo(12, jnp.arange(12)), "in_order": False},
+    "together with positions within documents": dict.fromkeys(("queries", "keys"), IN_DOCUMENTS)
     | {"mask": Prefix(3) & Packed()},
 }
 
 
 @pytest.mark.parametrize("message", LACKING)
-def test_what_the_kernel_lacks_is_refused_with_the_reason(message):
+def test_error_for_unsupported_attention_arguments_states_the_reason(message):
     context = replace(context_of(Causal(), LENGTH), placement=PLACEMENT, **LACKING[message])
-    with pytest.raises(ValueError, match='attention "fused" cannot run this: tokamax: ') as caught:
+    with pytest.raises(ValueError, match='attention="fused" is not possible: tokamax: ') as caught:
         attend(*arrays(0, LENGTH), replace(context, implementation="fused"))
     assert message in str(caught.value)
     expected = attend(*arrays(0, LENGTH), replace(context, implementation="explicit"))
@@ -243,16 +245,23 @@ def test_what_the_kernel_lacks_is_refused_with_the_reason(message):
 @pytest.mark.parametrize(
     "installed, generation, head_dim, message",
     [
-        (None, 9, 64, 'it is not installed (pip install "jaxformer[kernels]", on Python 3.12'),
-        ("0.0.9", 9, 64, "tokamax 0.0.9 cannot be used, 0.0.17 can: ImportError('no module')"),
-        ("0.0.17", 8, 64, "it needs a Hopper or data-centre Blackwell GPU"),
+        (None, 9, 64, "tokamax is not installed (pip install -e '.[kernels]', on Python 3.12"),
+        (
+            "0.0.9",
+            9,
+            64,
+            "tokamax 0.0.9 does not work here; use tokamax 0.0.17: ImportError('no module')",
+        ),
+        ("0.0.17", 8, 64, "the kernel needs a Hopper or data-centre Blackwell GPU"),
         ("0.0.17", 9, 256, None),
-        ("0.0.17", 9, 264, "it needs a head_dim of at most 256, not 264"),
+        ("0.0.17", 9, 264, "the kernel needs a head_dim of at most 256, not 264"),
         ("0.0.17", 10, 192, None),
-        ("0.0.17", 10, 200, "it needs a head_dim of at most 192, not 200"),
+        ("0.0.17", 10, 200, "the kernel needs a head_dim of at most 192, not 200"),
     ],
 )
-def test_the_version_and_the_gpu_are_checked(installed, generation, head_dim, message, monkeypatch):
+def test_tokamax_kernel_reports_unsupported_version_and_gpu(
+    installed, generation, head_dim, message, monkeypatch
+):
     def version(name):
         assert name == "tokamax"
         if installed is None:
@@ -273,20 +282,20 @@ def test_the_version_and_the_gpu_are_checked(installed, generation, head_dim, me
     assert reason is None if message is None else message in reason
 
 
-def test_the_first_kernel_that_supports_the_arguments_computes():
+def test_first_attention_kernel_that_supports_the_arguments_is_used():
     """cuDNN is preferred; for a cap, both reasons are in the error if tokamax does not run."""
     x = arrays(0, LENGTH, dtype=jnp.bfloat16)
-    context = replace(context_of(Causal(), LENGTH), placement=OneDevice(kernels_of("gpu", 8)))
+    context = replace(context_of(Causal(), LENGTH), placement=OneDevice(platform_kernels("gpu", 8)))
     capped = replace(context, scores=Scores(cap=2.0), implementation="fused")
-    with pytest.raises(ValueError, match=r"cuDNN: .* a cap .*; tokamax: it needs a"):
+    with pytest.raises(ValueError, match=r"cuDNN: .* a soft cap .*; tokamax: the kernel needs a"):
         attend(*x, capped)
-    supporting = OneDevice((*kernels_of("gpu", 9)[:1], Tokamax(9, documented)))
+    supporting = OneDevice((*platform_kernels("gpu", 9)[:1], Tokamax(9, documented)))
     output = attend(*x, replace(capped, placement=supporting))
     expected = attend(*x, replace(capped, implementation="explicit"))
     np.testing.assert_allclose(output.astype(float), expected.astype(float), atol=2e-2)
 
 
-def test_documents_of_queries_that_differ_from_those_of_keys(compare):
+def test_queries_and_keys_with_different_segment_ids_are_accepted(compare):
     queries, keys = (
         TokenInfo(LENGTH, None, jnp.array([x, x])) for x in ([1] * 5 + [2] * 7, [1] * 3 + [2] * 9)
     )
@@ -295,8 +304,8 @@ def test_documents_of_queries_that_differ_from_those_of_keys(compare):
 
 
 @pytest.mark.slow
-def test_each_device_computes_its_own_rows_and_heads():
-    """The test of the splash kernel, with this one; packed rows with padding."""
+def test_each_device_computes_attention_of_its_sequences_and_heads():
+    """The test of the splash kernel, with this one; packed sequences with padding."""
     program = test_splash.ON_A_MESH.replace(
         "from tests.functional.attention.test_splash import INTERPRETED, PACKED",
         "from tests.functional.attention.test_splash import PACKED\n"
@@ -311,10 +320,10 @@ def test_each_device_computes_its_own_rows_and_heads():
 )
 @pytest.mark.parametrize("length, cap", [(256, 30.0), (200, None), (77, 5.0)])
 @pytest.mark.parametrize("mask", DOCUMENTS, ids=str)
-def test_the_kernel_itself(mask, length, cap):
+def test_tokamax_kernel_on_a_gpu_equals_unfused_attention(mask, length, cap):
     """On a GPU: the kernel computes what its documentation says."""
     ids = np.array([[1] * 50 + [2] * (length - 56) + [0] * 6, [0] * 6 + [3] * (length - 6)])
-    context = context_of(mask, length, segments=ids, scores=Scores(cap=cap))
+    context = context_of(mask, length, segment_ids=ids, scores=Scores(cap=cap))
     kernel = next(x for x in fused_kernels() if isinstance(x, Tokamax))
     x = arrays(0, length, dtype=jnp.bfloat16)
     compare_with_explicit(OneDevice((kernel,)), context, *x, tolerance=4e-3)
@@ -322,10 +331,10 @@ def test_the_kernel_itself(mask, length, cap):
 
 @pytest.mark.skipif(not INSTALLED, reason="needs tokamax, which needs Python 3.12")
 @pytest.mark.parametrize("mask", [Causal() & Window(64) & Packed(), Causal()], ids=str)
-def test_the_kernel_is_called_forward_and_backward(mask):
+def test_gpu_program_calls_tokamax_kernel_forward_and_backward(mask):
     """In the program for GPUs, which JAX lowers without one."""
-    segments = [[1] * 100 + [2] * 150 + [0] * 6] * 2
-    context = context_of(mask, 256, segments=segments, scores=Scores(cap=30.0))
+    segment_ids = [[1] * 100 + [2] * 150 + [0] * 6] * 2
+    context = context_of(mask, 256, segment_ids=segment_ids, scores=Scores(cap=30.0))
     context = replace(context, implementation="fused", placement=OneDevice((Tokamax(9),)))
     x = arrays(0, 256, dtype=jnp.bfloat16)
 

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from jaxformer.functional import feed_forward
+from jaxformer.functional import At, feed_forward
 from jaxformer.functional.layers.feedforward import (
     ACTIVATIONS,
     activate,
     gated,
     init_feed_forward,
 )
+from jaxformer.functional.layers.plain import ActivatedFeedForward
 from tests.properties import oracle, tiny
 
 
@@ -26,22 +27,51 @@ def random_weights(seed, activation, use_bias=True):
 @pytest.mark.parametrize("use_bias", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @given(seed=tiny.seeds)
-def test_it_is_its_formula(activation, use_bias, seed):
+def test_feed_forward_equals_formula(activation, use_bias, seed):
     """act(x W₁ + b₁) W₂ + b₂, gated for the gated activations, with both forms of GELU.
 
-    `output_activation` applies the activation after the second map too, as in lecture 10.
+    `ActivatedFeedForward` applies the activation after the second map too, as in lecture 10.
     """
     weights, x = random_weights(seed, activation, use_bias), tiny.embeddings(seed, 3, 6)
     device = jax.tree.map(jnp.asarray, weights)
     for twice in (False, True):
-        y = feed_forward(device, x, activation, output_activation=twice)
+        y = feed_forward(device, x, activation)
+        if twice:
+            y = ActivatedFeedForward(10, activation)(device, x, At(None)).x
         exact = oracle.float64(weights)
         expected = oracle.feed_forward(exact, np.asarray(x, np.float64), activation, twice)
         tiny.close(y, expected, 1e-5)
 
 
+@pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("bfloat16", 2**-8)])
 @given(seed=tiny.seeds)
-def test_positions_are_independent(seed):
+def test_user_defined_activation_is_computed_in_float32(dtype, rtol, seed):
+    """act(x W₁ + b₁) W₂ + b₂ without a gate; act is rounded once, and so is its gradient."""
+    weights, x = random_weights(seed, jnp.sin), tiny.embeddings(seed, 3, 6)
+    assert weights.keys() == {"up", "down"}
+    y = feed_forward(jax.tree.map(jnp.asarray, weights), x, jnp.sin)
+    up, down = weights["up"], weights["down"]
+    hidden = np.sin(np.asarray(x, np.float64) @ up["kernel"] + up["bias"])
+    tiny.close(y, hidden @ down["kernel"] + down["bias"], 1e-4)
+    x = (50 * x).astype(dtype)
+    for function, exact in ((activate, np.sin), (slope_of, np.cos)):
+        found = np.asarray(function(x, jnp.sin), np.float64)
+        np.testing.assert_allclose(found, exact(np.asarray(x, np.float64)), rtol=rtol, atol=1e-5)
+
+
+def slope_of(x, activation):
+    return jax.grad(lambda x: activate(x, activation).sum())(x)
+
+
+@pytest.mark.parametrize("wrong", ["reLU", 3, None, ("relu",), dict])
+def test_feed_forward_rejects_invalid_activation(wrong):
+    weights, x = jax.tree.map(jnp.asarray, random_weights(0, "relu")), jnp.ones((2, 6))
+    with pytest.raises(ValueError, match=r"one of relu, .*, or a function of an array"):
+        feed_forward(weights, x, wrong)
+
+
+@given(seed=tiny.seeds)
+def test_feed_forward_computes_each_position_independently(seed):
     """The layer gives the same values position by position, under vmap, and mixes none."""
     weights = jax.tree.map(jnp.asarray, random_weights(seed, "swiglu"))
     x = tiny.embeddings(seed, 2, 3, 6)
@@ -53,7 +83,7 @@ def test_positions_are_independent(seed):
 
 
 @pytest.mark.parametrize("activation", oracle.ACTIVATIONS)
-def test_activations_are_rounded_once_in_bfloat16(activation):
+def test_activation_functions_round_their_bfloat16_result_only_once(activation):
     """The only error is that of the result, also where 1 + tanh or 1 + erf is almost 0.
 
     The derivative is exact up to its own rounding, by a central difference in float64.
@@ -72,7 +102,7 @@ def test_activations_are_rounded_once_in_bfloat16(activation):
 
 @pytest.mark.parametrize("activation", oracle.GATES)
 @given(seed=tiny.seeds)
-def test_gates_are_rounded_once_in_bfloat16(activation, seed):
+def test_feed_forward_rounds_gates_once_in_bfloat16(activation, seed):
     """act(gate) is not rounded before it multiplies the other half."""
     x = tiny.embeddings(seed, 64, 8).astype(jnp.bfloat16)
     same, reversed_ = {"kernel": np.eye(8)}, {"kernel": np.eye(8)[::-1]}
@@ -88,7 +118,7 @@ clipped_gradients = jax.jit(jax.grad(lambda g, u: clipped(g, u).sum(), (0, 1)))
 
 @pytest.mark.parametrize("dtype, rtol", [("float32", 1e-6), ("bfloat16", 2**-8)])
 @given(seed=tiny.seeds)
-def test_both_halves_of_a_clipped_gate_are_clipped(dtype, rtol, seed):
+def test_clipped_swiglu_clips_gate_and_value(dtype, rtol, seed):
     """min(g, 7) σ(1.702 min(g, 7)) (min(max(u, −7), 7) + 1), with values far beyond ±7.
 
     A clipped half has no gradient.

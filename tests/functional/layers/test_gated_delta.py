@@ -73,7 +73,7 @@ def compiled(form):
 @given(seed=tiny.seeds, every=st.sampled_from([1, 3, CHUNK, CHUNK + 1, 99]))
 @example(seed=0, every=CHUNK)  # documents that end at the end of a chunk
 @example(seed=0, every=99)  # the document of the memory goes on
-def test_both_forms_are_the_formula(form, length, seed, every):
+def test_steps_and_chunks_of_delta_rule_equal_formula(form, length, seed, every):
     begins = np.repeat((np.arange(length) % every == every - 1)[None], 2, axis=0)
     inputs, memory = draw(seed, length, begins)
     for found, wanted in zip(
@@ -83,7 +83,7 @@ def test_both_forms_are_the_formula(form, length, seed, every):
 
 
 @pytest.mark.parametrize("strength", [0.0, 1e-4, 30.0, 1e4])
-def test_weak_and_strong_decays_are_exact(strength):
+def test_delta_rule_is_exact_for_weak_and_strong_decays(strength):
     """No decay, a decay that rounds to none over a step, and decays to 0 in one step."""
     inputs, memory = draw(1, 3 * CHUNK, np.zeros((2, 3 * CHUNK), bool), strength)
     for found, wanted in zip(
@@ -93,7 +93,7 @@ def test_weak_and_strong_decays_are_exact(strength):
         tiny.close(found, wanted, 1e-5)
 
 
-def test_the_gradients_of_chunks_are_those_of_steps():
+def test_gradients_of_chunked_delta_rule_equal_those_of_single_steps():
     length = 2 * CHUNK + 3
     inputs, memory = draw(2, length, np.arange(length)[None] == CHUNK)
 
@@ -111,7 +111,7 @@ def test_the_gradients_of_chunks_are_those_of_steps():
 
 
 @given(seed=tiny.seeds, size=st.sampled_from([1, 2, 8]))
-def test_the_inverse_of_a_triangular_matrix(seed, size):
+def test_invert_unit_lower_inverts_triangular_matrices(seed, size):
     a = np.tril(np.random.default_rng(seed).normal(size=(3, size, size)), -1)
     inverse = invert_unit_lower(jnp.asarray(a, jnp.float32))
     tiny.close(inverse, np.linalg.inv(np.eye(size) + a), 1e-3)
@@ -131,13 +131,13 @@ def model():
     return replace(jf.Decoder(CONFIG), layers=layers)
 
 
-@given(seed=tiny.seeds, segments=tiny.segment_batches(2), chunks=cuts())
-def test_chunks_equal_one_pass(seed, segments, chunks):
-    own_stacks.chunks_equal_one_pass(model(), seed, segments, chunks)
+@given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
+def test_model_with_delta_rule_in_cached_chunks_equals_one_pass(seed, segment_ids, chunks):
+    own_stacks.chunks_equal_one_pass(model(), seed, segment_ids, chunks)
 
 
 @given(seed=tiny.seeds, places=st.sets(st.integers(0, tiny.LENGTH - 1), max_size=5))
-def test_padding_changes_nothing(seed, places):
+def test_padding_does_not_change_the_logits(seed, places):
     """A text has the same logits with padding at any places, whatever stands there."""
     there = np.array([i not in places for i in range(tiny.LENGTH)])
     variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 1, tiny.LENGTH)
@@ -148,33 +148,34 @@ def test_padding_changes_nothing(seed, places):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", [63, 64, 65, 128])
-def test_a_long_text_may_be_cut_beside_a_chunk(first):
+def test_long_text_in_cached_chunks_of_any_length_equals_one_pass(first):
     """Chunks of 64 tokens are computed at once. One document ends where one of them ends."""
     config = replace(CONFIG, max_length=160)
     long = replace(model(), config=config)
     variables, tokens = tiny.weights(long, 0), tiny.tokens(0, 2, 150)
-    segments = np.ones((2, 150), int)
-    segments[1, 64:] = 2
-    segments[1, 70:75] = 0
-    whole = long.apply(variables, tokens, segments)
-    cache = jf.start(long, variables, 2, 160)
+    segment_ids = np.ones((2, 150), int)
+    segment_ids[1, 64:] = 2
+    segment_ids[1, 70:75] = 0
+    whole = long.apply(variables, tokens, segment_ids)
+    cache = jf.init_cache(long, variables, 2, 160)
     parts = []
     for span in (slice(first), slice(first, first + 1), slice(first + 1, 150)):
-        logits, cache = jf.advance(long, variables, tokens[:, span], cache, segments[:, span])
+        logits, cache = jf.extend(long, variables, tokens[:, span], cache, segment_ids[:, span])
         parts.append(logits)
-    tiny.close(np.concatenate(parts, axis=1), whole, where=segments != 0)
+    tiny.close(np.concatenate(parts, axis=1), whole, where=segment_ids != 0)
 
 
-def test_the_dependencies_are_its_rule():
+def test_delta_rule_model_depends_on_the_inputs_that_its_mask_allows():
     own_stacks.dependencies_are_the_rules(model())
 
 
-def test_it_is_saved_and_loaded(tmp_path):
+@pytest.mark.slow
+def test_saved_model_with_delta_rule_loads_with_equal_logits(tmp_path):
     own_stacks.a_saved_model_is_equal(tmp_path / "delta", model())
 
 
-def test_heads_that_do_not_divide_are_refused():
-    with pytest.raises(ValueError, match="num_key_heads is 2; it must divide num_val"):
+def test_delta_rule_rejects_indivisible_head_counts():
+    with pytest.raises(ValueError, match="num_key_heads is 2, but must divide num_val"):
         GatedDelta(num_key_heads=2, num_value_heads=3, key_dim=4, value_dim=4)
 
 
@@ -187,30 +188,36 @@ def hybrid(**options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [63, 64, 65, 128, 129])
-def test_steps_and_chunks_of_a_model_are_one_pass(length):
+def test_model_with_delta_rule_in_steps_and_chunks_equals_one_pass(length):
     """For texts whose length, cuts and documents end beside the 64 tokens of a chunk."""
     model = hybrid(max_length=160)
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 4, length)
-    segments = np.ones((4, length), int)
-    for row, end in enumerate((63, 64, 65), 1):
-        segments[row, end:] = 2
-    whole = tiny.apply(model)(variables, tokens, segments)
+    segment_ids = np.ones((4, length), int)
+    for index, end in enumerate((63, 64, 65), 1):
+        segment_ids[index, end:] = 2
+    whole = tiny.apply(model)(variables, tokens, segment_ids)
     for sizes in ([1] * length, [64] * (length // 64) + [1] * (length % 64), [63, length - 63]):
-        cache = jf.start(model, variables, 4, 160)
+        cache = jf.init_cache(model, variables, 4, 160)
         parts = [x for x in sizes if x]
-        logits, _ = chunked(model, variables, tokens, parts, segments, cache)
+        logits, _ = chunked(model, variables, tokens, parts, segment_ids, cache)
         tiny.close(logits, whole, 2e-5)
 
 
-def test_a_users_mask_changes_only_attention():
+def test_user_defined_mask_changes_only_attention_layers():
     model = hybrid(mask=Window(2), num_layers=3)
-    x, segments = tiny.embeddings(0, 1, tiny.LENGTH, 8), np.ones((1, tiny.LENGTH), int)
-    found = jacobian(model)(tiny.weights(model, 1), x, jnp.asarray(segments), None)
-    exactly(found, rules.of(model.config, segments, mask=Window(2)))
+    x, segment_ids = tiny.embeddings(0, 1, tiny.LENGTH, 8), np.ones((1, tiny.LENGTH), int)
+    found = jacobian(model)(tiny.weights(model, 1), x, jnp.asarray(segment_ids), None)
+    exactly(found, rules.model_rule(model.config, segment_ids, mask=Window(2)))
 
 
-@pytest.mark.parametrize("types", ["gated_delta", ("gated_delta", "gated_delta", "attention")])
-def test_it_is_generated_from_like_whole_passes(types):
+@pytest.mark.parametrize(
+    "types",
+    [
+        pytest.param("gated_delta", marks=pytest.mark.slow),
+        ("gated_delta", "gated_delta", "attention"),
+    ],
+)
+def test_generation_with_delta_rule_equals_uncached_passes(types):
     """Prompts of different lengths. Without attention, a cache has no slots and no limit."""
     model = tiny.build(**MODELS["gated delta"] | {"layer_types": types, "num_layers": 3})
     variables, prompts = tiny.weights(model, 2), [[3, 1, 4, 1, 5], [9]]
@@ -219,10 +226,10 @@ def test_it_is_generated_from_like_whole_passes(types):
     for prompt, tokens in zip(prompts, out.tokens, strict=True):
         logits = tiny.apply(model)(variables, np.array([[*prompt, *tokens]]))
         np.testing.assert_array_equal(logits[0, len(prompt) - 1 : -1].argmax(axis=-1), tokens)
-    assert (jf.start(model, variables, 2, 8).capacity is None) == (types == "gated_delta")
+    assert (jf.init_cache(model, variables, 2, 8).capacity is None) == (types == "gated_delta")
 
 
-def test_sizes_of_a_config_follow_those_of_attention():
+def test_head_sizes_of_delta_rule_default_to_attention_sizes():
     config = jf.DecoderConfig(embed_dim=24, num_heads=6, layer_types=("gated_delta", "attention"))
     assert config.resolved.delta_sizes == (6, 6, 4, 4) == config.delta_sizes
     assert replace(config, delta_value_heads=4).resolved.delta_key_heads == 4
@@ -245,6 +252,6 @@ def test_sizes_of_a_config_follow_those_of_attention():
         ({"layer_types": ("gated_delta", "delta")}, "layer_types is .*'delta'.*; it must be one"),
     ],
 )
-def test_bad_fields_are_refused(options, message):
+def test_config_rejects_invalid_delta_rule_fields(options, message):
     with pytest.raises(ValueError, match=message):
         jf.DecoderConfig(**options)

@@ -31,11 +31,11 @@ def layer_of(kernel_size, use_bias):
 
 @cache
 def compiled(layer):
-    """Compiles (weights, x, segments, cursor, state) → (y, state, cursor)."""
+    """Compiles (weights, x, segment_ids, cursor, state) → (y, state, cursor)."""
 
     @jax.jit
-    def run(weights, x, segments, cursor, state):
-        documents, positions, cursor = document_positions(segments, cursor)
+    def run(weights, x, segment_ids, cursor, state):
+        documents, positions, cursor = document_positions(segment_ids, cursor)
         order = TokenOrder.of(TokenInfo(x.shape[1], positions, documents))
         y, state, _ = layer(weights, x, At(order, state))
         return y, state, cursor
@@ -44,20 +44,20 @@ def compiled(layer):
 
 
 def draw_weights(layer, seed):
-    shapes = jax.eval_shape(lambda key: layer.init(key, DIM, Initial(None)), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: layer.init(key, DIM, Initial(1)), jax.random.key(0))
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape), jnp.float32), shapes)
 
 
-def in_float64(layer, weights, x, segments):
-    exact, rows = oracle.float64(weights), []
-    for row, ids in zip(np.float64(x), segments, strict=True):
+def in_float64(layer, weights, x, segment_ids):
+    exact, outputs = oracle.float64(weights), []
+    for sequence, ids in zip(np.float64(x), segment_ids, strict=True):
         seen = rules.visible(ids, layer.kernel_size)
-        rows.append(oracle.short_convolution(exact, row, seen, rules.read(ids)[1]))
-    return np.stack(rows)
+        outputs.append(oracle.short_convolution(exact, sequence, seen, rules.read(ids)[1]))
+    return np.stack(outputs)
 
 
-def in_chunks(layer, weights, x, segments, sizes):
+def in_chunks(layer, weights, x, segment_ids, sizes):
     """Reads x chunk by chunk. Returns the outputs of all tokens."""
     state, cursor = (
         layer.init_state({}, Start(len(x), DIM, "float32")),
@@ -66,7 +66,7 @@ def in_chunks(layer, weights, x, segments, sizes):
     outputs, start = [], 0
     for size in sizes:
         span = slice(start, start + size)
-        y, state, cursor = compiled(layer)(weights, x[:, span], segments[:, span], cursor, state)
+        y, state, cursor = compiled(layer)(weights, x[:, span], segment_ids[:, span], cursor, state)
         outputs.append(y)
         start += size
     assert start == x.shape[1]
@@ -74,47 +74,47 @@ def in_chunks(layer, weights, x, segments, sizes):
 
 
 @pytest.mark.parametrize("form", LAYERS)
-@given(seed=tiny.seeds, segments=SEGMENTS)
-def test_it_is_its_formula(form, seed, segments):
+@given(seed=tiny.seeds, segment_ids=SEGMENTS)
+def test_gated_short_convolution_equals_formula(form, seed, segment_ids):
     """Padding takes no position, and a document reads no inputs of the document before it."""
     layer = layer_of(*form)
     weights, x = draw_weights(layer, seed), tiny.embeddings(seed, 2, LENGTH, DIM)
-    y, _, _ = compiled(layer)(weights, x, jnp.asarray(segments), DocumentCursor.begin(2), None)
-    tiny.close(y, in_float64(layer, weights, x, segments), where=segments != 0)
+    y, _, _ = compiled(layer)(weights, x, jnp.asarray(segment_ids), DocumentCursor.begin(2), None)
+    tiny.close(y, in_float64(layer, weights, x, segment_ids), where=segment_ids != 0)
     without = layer(weights, x, At(TokenOrder.of(TokenInfo(LENGTH)))).x
     tiny.close(without, in_float64(layer, weights, x, np.ones((2, LENGTH), int)))
 
 
 @pytest.mark.parametrize("form", LAYERS)
-@given(seed=tiny.seeds, segments=SEGMENTS, size=st.sampled_from([1, 2, 3, 4, 5]))
-def test_chunks_of_any_size_are_one_pass(form, seed, segments, size):
+@given(seed=tiny.seeds, segment_ids=SEGMENTS, size=st.sampled_from([1, 2, 3, 4, 5]))
+def test_convolution_in_chunks_of_any_size_equals_one_pass(form, seed, segment_ids, size):
     """Chunks of one token, of the kernel's size, and of one token more or less."""
     layer = layer_of(*form)
     weights, x = draw_weights(layer, seed), tiny.embeddings(seed, 2, LENGTH, DIM)
     sizes = [size] * (LENGTH // size) + [1] * (LENGTH % size)
-    found = in_chunks(layer, weights, x, jnp.asarray(segments), sizes)
-    tiny.close(found, in_float64(layer, weights, x, segments), where=segments != 0)
+    found = in_chunks(layer, weights, x, jnp.asarray(segment_ids), sizes)
+    tiny.close(found, in_float64(layer, weights, x, segment_ids), where=segment_ids != 0)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_documents_that_end_at_the_end_of_a_chunk(size):
+def test_convolution_is_correct_if_documents_end_at_chunk_ends(size):
     """For chunks of the kernel's size, and of one token more or less, with padding at each end."""
     layer = layer_of(3, False)
     weights, x = draw_weights(layer, 0), tiny.embeddings(0, 4, LENGTH, DIM)
-    segments = np.repeat([np.arange(LENGTH) // size + 1], 4, axis=0)
-    segments[1, ::size] = 0  # padding before each document
-    segments[2, size - 1 :: size] = 0  # and behind it
-    segments[3] = 1
-    found = in_chunks(layer, weights, x, jnp.asarray(segments), [size] * (LENGTH // size))
-    tiny.close(found, in_float64(layer, weights, x, segments), where=segments != 0)
+    segment_ids = np.repeat([np.arange(LENGTH) // size + 1], 4, axis=0)
+    segment_ids[1, ::size] = 0  # padding before each document
+    segment_ids[2, size - 1 :: size] = 0  # and behind it
+    segment_ids[3] = 1
+    found = in_chunks(layer, weights, x, jnp.asarray(segment_ids), [size] * (LENGTH // size))
+    tiny.close(found, in_float64(layer, weights, x, segment_ids), where=segment_ids != 0)
 
 
-@given(seed=tiny.seeds, segments=SEGMENTS)
-def test_padding_changes_nothing(seed, segments):
+@given(seed=tiny.seeds, segment_ids=SEGMENTS)
+def test_padding_does_not_change_convolution_outputs_and_state(seed, segment_ids):
     """Neither the values at padding nor the state: the state is that of the tokens alone."""
     layer = layer_of(4, True)
     weights, x = draw_weights(layer, seed), tiny.embeddings(seed, 1, LENGTH, DIM)
-    ids, state = segments[:1], layer.init_state({}, Start(1, DIM, "float32"))
+    ids, state = segment_ids[:1], layer.init_state({}, Start(1, DIM, "float32"))
     run = partial(compiled(layer), weights)
     _, found, _ = run(x, jnp.asarray(ids), DocumentCursor.begin(1), state)
     other = jnp.where((ids != 0)[..., None], x, 100.0)
@@ -135,7 +135,8 @@ def model_of(**options):
     return tiny.build(positions="rotary", num_layers=3, **options)
 
 
-def test_a_decoder_depends_on_the_tokens_that_its_kernels_reach():
+@pytest.mark.slow
+def test_stacked_short_convolutions_depend_only_on_their_receptive_field():
     model = model_of(layer_types="short_convolution")
     variables, x = tiny.weights(model, 0), tiny.embeddings(0, 10, 8)
 
@@ -147,10 +148,11 @@ def test_a_decoder_depends_on_the_tokens_that_its_kernels_reach():
     assert_dependencies(hidden, x, seen, weights=variables)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "types", ["short_convolution", ("short_convolution", "short_convolution", "attention")]
 )
-def test_it_is_generated_from_like_whole_passes(types):
+def test_generation_with_short_convolution_equals_uncached_passes(types):
     """Prompts of different lengths. Without attention, a cache has no slots and no limit."""
     model = model_of(layer_types=types)
     variables, prompts = tiny.weights(model, 2), [[3, 1, 4, 1, 5], [9]]
@@ -160,28 +162,28 @@ def test_it_is_generated_from_like_whole_passes(types):
         text = np.array([[*prompt, *tokens]])
         logits = tiny.apply(model)(variables, text)
         np.testing.assert_array_equal(logits[0, len(prompt) - 1 : -1].argmax(axis=-1), tokens)
-    cache = jf.start(model, variables, 2, 8)
+    cache = jf.init_cache(model, variables, 2, 8)
     assert (cache.capacity is None) == (types == "short_convolution")
 
 
-def test_each_layer_is_captured_where_it_has_the_point():
+def test_captured_values_contain_only_layers_that_have_the_hook_point():
     model = model_of(layer_types=("short_convolution", "attention"))
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, LENGTH)
     points = ("short_convolution.convolved", "attention.heads", "block.output")
     seen = jf.inspect(model, variables, tokens, capture=points).captured
     assert [len(seen[name]) for name in points] == [2, 1, 3]
     gated = jf.inspect(model, variables, tokens, capture=("short_convolution.gated",)).captured
-    rows = np.float64(gated["short_convolution.gated"])[:, 0]
+    of_layers = np.float64(gated["short_convolution.gated"])[:, 0]
     weights = oracle.float64(variables["params"]["blocks"]["0"]["short_convolution"])
     for place in range(2):
         convolution = {"filter": weights["convolution"]["filter"][place]}
         wanted = oracle.convolution(
-            convolution, rows[place], rules.visible(LENGTH, 3), np.arange(LENGTH)
+            convolution, of_layers[place], rules.visible(LENGTH, 3), np.arange(LENGTH)
         )
         tiny.close(seen["short_convolution.convolved"][place, 0], wanted)
 
 
-def test_a_saved_model_is_loaded(tmp_path):
+def test_saved_model_with_short_convolution_loads_with_equal_logits(tmp_path):
     model = model_of(layer_types=("short_convolution", "attention"), convolution_bias=True)
     variables, tokens = tiny.weights(model, 3), tiny.tokens(3, 2, LENGTH)
     jf.save(tmp_path / "hybrid", model, variables)
@@ -191,7 +193,7 @@ def test_a_saved_model_is_loaded(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_scan_is_the_unrolled_stack():
+def test_scanned_layers_equal_unrolled_layers():
     model = model_of(layer_types=("short_convolution", "attention"))
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, LENGTH)
     scanned = model.clone(execution=jf.Execution(layers="scan"))
@@ -208,6 +210,6 @@ def test_a_scan_is_the_unrolled_stack():
         ({"convolution_kernel_size": 0}, "convolution_kernel_size is 0; it must be a whole number"),
     ],
 )
-def test_bad_fields_are_refused(options, message):
+def test_config_rejects_invalid_short_convolution_fields(options, message):
     with pytest.raises(ValueError, match=message):
         jf.DecoderConfig(**options)

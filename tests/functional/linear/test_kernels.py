@@ -62,7 +62,7 @@ def float64(x):
     out_dim=st.sampled_from([1, 4, 9]),
     rows=st.sampled_from([1, 2, 10, 80]),  # above 64 rows another code path runs
 )
-def test_product_is_that_of_the_array(kind, seed, out_dim, rows):
+def test_product_with_kernel_of_any_class_equals_dense_product(kind, seed, out_dim, rows):
     kernel, x = KINDS[kind](normal(seed, IN_DIM, out_dim)), normal(seed + 1, rows, IN_DIM)
     assert kernel.shape == (IN_DIM, out_dim)
     wanted = float64(x) @ float64(dense(kernel))
@@ -71,7 +71,7 @@ def test_product_is_that_of_the_array(kind, seed, out_dim, rows):
 
 @pytest.mark.parametrize("kind", ["packed", "packed in 3"])
 @given(seed=seeds, out_dim=st.sampled_from([1, 4, 9]))
-def test_packing_loses_nothing(kind, seed, out_dim):
+def test_packed_kernel_unpacks_to_the_original_array(kind, seed, out_dim):
     array = normal(seed, IN_DIM, out_dim)
     np.testing.assert_array_equal(dense(KINDS[kind](array)), array)
 
@@ -83,7 +83,9 @@ def test_packing_loses_nothing(kind, seed, out_dim):
     shift=st.sampled_from([0.0, 3.0]),
     few_roundings=st.booleans(),
 )
-def test_int8_is_off_by_half_a_step_at_most(seed, out_dim, size, shift, few_roundings):
+def test_int8_rounding_error_is_at_most_half_a_quantization_step(
+    seed, out_dim, size, shift, few_roundings
+):
     """The error of each weight is at most half a step, plus float32 rounding.
 
     A step is (largest − smallest weight of an output) / 254. If all weights of an output are equal,
@@ -103,7 +105,7 @@ def test_int8_is_off_by_half_a_step_at_most(seed, out_dim, size, shift, few_roun
 
 
 @pytest.mark.parametrize("rows", [1, 8, FEW_ROWS + 1])
-def test_integers_stay_integers_in_a_loop(rows):
+def test_int8_kernels_are_not_converted_in_loops(rows):
     """A decoding loop carries no floating-point copy of them: it would be four times as large."""
     kernel = quantize(normal(0, 256, 4096))
 
@@ -117,7 +119,7 @@ def test_integers_stay_integers_in_a_loop(rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stacked_kernels_equal_single_kernels_in_scan_and_vmap(kind):
+def test_products_with_stacked_kernels_in_scan_and_vmap_equal_a_loop(kind):
     """Three layers, run by scan, by vmap and one at a time."""
     arrays, x = normal(0, 3, IN_DIM, 5), normal(1, 4, IN_DIM)
     stacked = KINDS[kind](arrays)
@@ -132,7 +134,7 @@ def test_stacked_kernels_equal_single_kernels_in_scan_and_vmap(kind):
 
 
 @each_kind
-def test_the_gradient_of_the_input_is_that_of_the_array(kind):
+def test_input_gradient_with_kernel_of_any_class_equals_dense_gradient(kind):
     kernel, x = KINDS[kind](normal(0, IN_DIM, 5)), normal(1, 3, IN_DIM)
     cotangent = normal(2, 3, 5)
     _, pull_back = jax.vjp(lambda x: product(x, kernel), x)
@@ -140,7 +142,7 @@ def test_the_gradient_of_the_input_is_that_of_the_array(kind):
     np.testing.assert_allclose(pull_back(cotangent)[0], wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_only_the_update_of_low_rank_learns():
+def test_low_rank_kernel_freezes_the_base_weights():
     """∂/∂A and ∂/∂B are those of x (W + s A B); the frozen kernel gets no gradient."""
     x, cotangent = normal(0, 3, IN_DIM), normal(1, 3, 5)
     array = normal(2, IN_DIM, 5)
@@ -164,12 +166,14 @@ def test_a_new_low_rank_kernel_leaves_the_product_unchanged():
     kernel = init_low_rank(jax.random.key(0), array, rank=3)
     np.testing.assert_array_equal(product(x, kernel), product(x, array))
     assert kernel.down.shape == (IN_DIM, 3) and kernel.down.std() > 0
-    with pytest.raises(ValueError, match=r"rank is 6; of a kernel \[8, 5\] it must be in 1 … 5"):
+    with pytest.raises(
+        ValueError, match=r"rank is 6; it must be in 1 … 5 for a kernel of shape \[8, 5\]"
+    ):
         init_low_rank(jax.random.key(0), array, rank=6)
 
 
 @pytest.mark.parametrize("kinds", [("dense", "dense"), ("int8", "int8"), ("int8", "dense")])
-def test_concatenated_kernels_give_concatenated_products(kinds):
+def test_product_with_concatenated_kernels_equals_concatenated_products(kinds):
     """Kernels of one kind fuse into one. Kernels of different kinds do not (None)."""
     kernels = [KINDS[kind](normal(i, IN_DIM, 3 + i)) for i, kind in enumerate(kinds)]
     x, one = normal(9, 2, IN_DIM), concatenate_kernels(kernels)
@@ -192,7 +196,7 @@ def test_float32_results_are_not_rounded_to_the_operands_dtype(kind):
 
 
 @given(seed=seeds, index=st.lists(st.integers(0, 6), min_size=1, max_size=4))
-def test_a_quantized_table_gives_the_rows_of_its_array(seed, index):
+def test_lookup_in_quantized_table_equals_row_of_dequantized_table(seed, index):
     """As an embedding lookup and, transposed, as an output head. An invalid index gives NaN."""
     table = normal(seed, 7, IN_DIM)
     found = quantize_table(table)
@@ -217,7 +221,7 @@ def test_quantize_all_quantizes_only_the_matrices():
     np.testing.assert_allclose(linear(layer, x), wanted, atol=0.1)
 
 
-def test_for_small_steps_keeps_packed_and_int8_kernels():
+def test_packing_weights_for_decoding_leaves_packed_and_int8_kernels_unchanged():
     packed, integers = pack(normal(0, 400, 5), "float32", 2), quantize(normal(0, 400, 5))
     assert for_small_steps(packed, "float32", 3) is packed
     assert for_small_steps(integers, "float32", 3) is integers

@@ -29,7 +29,7 @@ def drawn(seed, in_dim, out_dim, use_bias):
     rows=st.sampled_from([1, 40]),  # times 2: above 64 rows packed kernels take another path
     use_bias=st.booleans(),
 )
-def test_is_x_w_plus_b_in_either_layout(seed, in_dim, out_dim, rows, use_bias):
+def test_linear_equals_formula_for_every_kernel_layout(seed, in_dim, out_dim, rows, use_bias):
     weights = drawn(seed, in_dim, out_dim, use_bias)
     x = jax.random.normal(jax.random.key(seed + 1), (rows, 2, in_dim))
     wanted = np.asarray(x, np.float64) @ np.asarray(weights["kernel"], np.float64)
@@ -54,7 +54,7 @@ def test_float32_results_are_not_rounded_to_the_operands_dtype(out_dim, rows):
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-def test_gradients_of_a_bias_are_sums_in_float32(seed):
+def test_bias_gradients_are_summed_in_float32(seed):
     """For bfloat16 inputs too: the result has no rounding to bfloat16."""
     weights = drawn(0, 8, 9, use_bias=True)
     x = jnp.ones((3, 300, 8), jnp.bfloat16)

@@ -33,7 +33,7 @@ def reference(logits, targets, weights, smoothing):
     return total / count if count else 0.0
 
 
-def test_cross_entropy_by_hand():
+def test_cross_entropy_equals_hand_computed_values():
     """Logits 0, ln 2, ln 5 are probabilities 1/8, 2/8, 5/8."""
     logits = jnp.log(jnp.array([[1.0, 2.0, 5.0], [1.0, 2.0, 5.0]]))
     targets = jnp.array([2, 0])
@@ -51,7 +51,7 @@ SMOOTHING = st.sampled_from([0.0, 0.1])
 
 
 @given(seed=tiny.seeds, weights=WEIGHTS, smoothing=SMOOTHING, size=st.sampled_from([1.0, 1e3]))
-def test_it_is_the_weighted_mean_over_tokens(seed, weights, smoothing, size):
+def test_cross_entropy_is_the_weighted_mean_over_tokens(seed, weights, smoothing, size):
     """Σ w loss / Σ w over tokens, not over batch elements.
 
     A token of weight 0 is ignored whatever its target (−100 too). If all weights are 0 the loss is
@@ -65,7 +65,7 @@ def test_it_is_the_weighted_mean_over_tokens(seed, weights, smoothing, size):
     tiny.close(loss, reference(logits, targets, weights, smoothing))
 
 
-def test_an_out_of_range_target_raises_or_gives_nan():
+def test_out_of_range_target_raises_error_or_gives_nan_inside_jit():
     """If its weight is not 0: ValueError for a concrete target, NaN inside jit."""
     hidden, kernel = tiny.embeddings(0, 1, 3, 4), tiny.embeddings(1, 4, 7)
     weights = jnp.array([[1.0, 0.5, 1.0]])
@@ -77,7 +77,7 @@ def test_an_out_of_range_target_raises_or_gives_nan():
         for bad in (-100, -1, 7):
             targets = jnp.array([[1, bad, 2]])
             for arguments in ((targets,), (targets, weights)):
-                with pytest.raises(ValueError, match=f"targets hold {bad}"):
+                with pytest.raises(ValueError, match=f"targets contains {bad}"):
                     loss(*arguments)
                 assert np.isnan(compiled(*arguments))
 
@@ -131,7 +131,7 @@ def both(chunk, with_bias, smoothing):
     [(1, True, 0.0), (3, True, 0.1), (4, False, 0.0), (99, True, 0.1)],
 )
 @given(seed=tiny.seeds, weights=WEIGHTS)
-def test_chunked_is_plain(chunk, with_bias, smoothing, seed, weights):
+def test_chunked_cross_entropy_equals_cross_entropy(chunk, with_bias, smoothing, seed, weights):
     """Values and gradients agree when the chunk size does not divide the number of tokens.
 
     Some weights are 0 with target −100. The factor 3 on the loss must scale the gradients too.
@@ -153,7 +153,7 @@ def in_chunks_of(chunk):
 
 
 @given(seed=tiny.seeds)
-def test_chunked_token_losses_are_those_of_all_logits(seed):
+def test_chunked_token_losses_equal_token_losses(seed):
     """The chunk size may or may not divide the tokens. An out-of-range target gives NaN."""
     hidden, kernel = tiny.embeddings(seed, 2, 5, 4), tiny.embeddings(seed + 1, 4, 7)
     bias, targets = tiny.embeddings(seed + 2, 7), tiny.tokens(seed, 2, 5, vocab_size=8)
@@ -164,7 +164,7 @@ def test_chunked_token_losses_are_those_of_all_logits(seed):
         tiny.close(found, wanted, where=targets < 7)
 
 
-def test_incompatible_shapes_are_rejected_even_in_jit():
+def test_cross_entropy_rejects_incompatible_shapes_even_in_jit():
     """Otherwise a broadcast weight would be counted once, not once per token."""
     logits, targets = jnp.zeros((2, 5, 7)), jnp.zeros((2, 5), int)
 
@@ -191,7 +191,7 @@ def operations(function, *arguments):
             programs += [p.jaxpr for p in equation.params.values() if hasattr(p, "jaxpr")]
 
 
-def test_chunked_never_holds_all_logits_and_keeps_float32():
+def test_chunked_cross_entropy_uses_float32_and_never_stores_all_logits():
     """512 tokens in chunks of 64: no array is nearly as large as [512, vocab].
 
     The logits of a chunk are float32 whatever the dtype of the activations. The three products of
@@ -214,7 +214,7 @@ def test_chunked_never_holds_all_logits_and_keeps_float32():
     assert len(products) == 3 and logits == ["64x100xf32"]
 
 
-def test_the_loss_has_no_scatter():
+def test_cross_entropy_and_its_gradient_use_no_scatter():
     """Neither the loss nor its gradient: a scatter writes an array of zeros as large as logits."""
     logits, targets = jnp.zeros((3, 7)), jnp.zeros(3, int)
     program = operations(jax.grad(lambda x: cross_entropy(x, targets)), logits)

@@ -2,7 +2,7 @@
 
 import jax
 
-from tests.mutation.bug import ATTENTION, FORMULA, INVARIANCE, LONG_ROWS, Bug
+from tests.mutation.bug import ATTENTION, FORMULA, INVARIANCE, LONG_SEQUENCES, Bug
 from tests.mutation.changes import Replace, gives, inside, takes
 
 
@@ -32,36 +32,39 @@ def rounded_first(einsum):
 
 PRODUCTS = "functional/linear/test_products.py"
 OWN_GRADIENT = (
-    "functional/test_own_gradient.py::test_any_composition_equals_that_of_the_plain_function"
+    "functional/test_own_gradient.py"
+    "::test_custom_gradient_function_equals_plain_function_under_transforms"
 )
-TRANSFORMS = "models/test_transforms.py::test_an_exported_model_accepts_all_sizes"
+TRANSFORMS = (
+    "models/test_transforms.py::test_model_exported_by_jax_accepts_all_batch_sizes_and_lengths"
+)
 
 SINKS = "functional/attention/test_sinks.py"
 GATES = "functional/attention/test_gate.py"
 BUGS = (
     Bug(
-        "explicit attention ignores the sink",
+        "explicit attention ignores the attention sink",
         "functional.attention.formula:softmax",
         Replace("jnp.exp(sink - largest)", "0.0"),
-        f"{SINKS}::test_every_form_is_the_formula[explicit]",
+        f"{SINKS}::test_attention_with_sinks_equals_formula[explicit]",
     ),
     Bug(
-        "a sink of a large score overflows",
+        "an attention sink with a large score overflows",
         "functional.attention.formula:softmax",
         Replace("jnp.maximum(largest, jax.lax.stop_gradient(sink))", "largest"),
-        f"{SINKS}::test_a_huge_sink_reads_nothing",
+        f"{SINKS}::test_huge_attention_sink_gives_zero_outputs",
     ),
     Bug(
         "blockwise attention ignores the sink",
         "functional.attention.blockwise:_forward",
         Replace("(output * share[..., None]).astype(output.dtype)", "output"),
-        f"{SINKS}::test_every_form_is_the_formula[blockwise]",
+        f"{SINKS}::test_attention_with_sinks_equals_formula[blockwise]",
     ),
     Bug(
-        "the sink has a value: the backward pass leaves it out of the sum of powers",
+        "the backward pass omits the attention sink from the softmax denominator",
         "functional.attention.blockwise:_forward",
         Replace("jnp.logaddexp(log_total, sink)", "log_total"),
-        f"{SINKS}::test_every_form_is_the_formula[long_rows]",
+        f"{SINKS}::test_attention_with_sinks_equals_formula[long_sequences]",
     ),
     Bug(
         "the gradient of a sink has the wrong sign",
@@ -70,42 +73,42 @@ BUGS = (
             "-(jnp.exp(sink - log_total) * products).sum(axis=-1)",
             "(jnp.exp(sink - log_total) * products).sum(axis=-1)",
         ),
-        f"{SINKS}::test_every_form_is_the_formula[blockwise]",
+        f"{SINKS}::test_attention_with_sinks_equals_formula[blockwise]",
     ),
     Bug(
         "a fused kernel drops the sink",
         "functional.attention.fused_kernels:unsupported_scores",
         Replace("scores.sink is not None", "False"),
-        f"{SINKS}::test_kernels_refuse_sinks_and_a_sink_has_one_entry_for_each_head",
+        f"{SINKS}::test_sinks_are_refused_by_fused_kernels_and_rejected_if_misshapen",
     ),
     # ---- output gates
     Bug(
         "the output gate of attention is not applied",
         "functional.layers.attention:Attention.gated",
         Replace("not self.has_gate", "True"),
-        f"{GATES}::test_a_decoder_with_gates_is_its_formula",
+        f"{GATES}::test_decoder_with_attention_gates_equals_formula",
     ),
     Bug(
         "heads are captured before their gate",
         "functional.layers.attention:Attention.__call__",
         Replace(
-            "heads = tap('attention.heads', heads)",
-            "tap('attention.heads', attend(query, keys, values, context, tap))",
+            "heads = hook('attention.heads', heads)",
+            "hook('attention.heads', attend(query, keys, values, context, hook))",
         ),
-        f"{GATES}::test_the_captured_heads_are_what_the_output_projection_reads",
+        f"{GATES}::test_captured_head_outputs_include_the_attention_gate",
     ),
     # ---- explicit and short blockwise attention
     Bug(
-        "grouped heads tiled, not repeated",  # axlearn#842
+        "grouped key heads are tiled instead of repeated",  # axlearn#842
         "functional.attention.heads:group_heads",
         tiled,
         FORMULA,
     ),
     Bug(
         "blockwise: the gradient omits the softmax's row sum D",
-        "functional.attention.tiles:gradients_of",
+        "functional.attention.tiles:tile_gradients",
         takes(upstream=lambda x: x._replace(products=0 * x.products)),
-        f"{FORMULA} {INVARIANCE}::test_how_a_model_runs_changes_nothing",
+        f"{FORMULA} {INVARIANCE}::test_execution_options_do_not_change_loss_and_gradients",
     ),
     Bug(
         "blockwise: the last block of keys gets no gradient",
@@ -114,11 +117,11 @@ BUGS = (
             "cut(d_key, columns, -2) + d_columns[0]",
             "d_columns[0]",
         ),
-        f"{FORMULA} {ATTENTION}::test_real_block_sizes_are_the_formula",
+        f"{FORMULA} {ATTENTION}::test_attention_in_blocks_of_64_queries_equals_formula",
     ),
     # ---- own gradients and symbolic sizes
     Bug(
-        "the tangent of an own gradient ignores the change of its operands",
+        "the tangent of a custom gradient ignores the tangents of its operands",
         "functional.own_gradient:_jvp",
         Replace(
             "moving = [i for i, x in enumerate(of_operands) if type(x) is not ad.Zero]",
@@ -127,32 +130,33 @@ BUGS = (
         OWN_GRADIENT,
     ),
     Bug(
-        "a batched own gradient is not summed over shared arguments",
+        "a vmapped custom gradient is not summed over shared arguments",
         "functional.own_gradient:_batch",
         Replace("x.sum(axis=0) if axis is None else x", "x[0] if axis is None else x"),
         OWN_GRADIENT,
     ),
     Bug(
-        "forward mode evaluates the own gradient's function instead of the given one",
+        "forward mode evaluates the custom gradient's function instead of the given one",
         "functional.own_gradient:own_gradient",
         Replace("derived = function if derived is None else derived", "derived = function"),
         OWN_GRADIENT.partition("::")[0],
     ),
     Bug(
-        "an own gradient is not summed over the devices of a shared argument",
+        "a custom gradient is not summed over the devices of a replicated argument",
         "functional.own_gradient:own_gradient",
         Replace("differentiable(*vary_alike(*arguments))", "differentiable(*arguments)"),
-        f"{OWN_GRADIENT.partition('::')[0]}::test_gradients_of_an_argument_that_all_devices_share "
-        f"{PRODUCTS}::test_gradients_of_what_all_devices_share",
+        f"{OWN_GRADIENT.partition('::')[0]}"
+        "::test_gradients_of_replicated_arguments_are_summed_over_devices "
+        f"{PRODUCTS}::test_gradients_of_replicated_operands_are_summed_over_devices",
     ),
     Bug(
         "the derivative of a bfloat16 product cannot be transposed",
         "functional.linear.products:_product",
         Replace("jnp.einsum(formula, x, y).astype(dtype)", "_einsum(formula)(x, y).astype(dtype)"),
-        f"{PRODUCTS}::test_derivatives_of_the_own_gradient",
+        f"{PRODUCTS}::test_second_derivatives_of_bfloat16_products_equal_those_in_float32",
     ),
     Bug(
-        "blocks of a symbolic length",
+        "a symbolic length is divided into blocks",
         "functional.attention.attend:attend",
         Replace(
             'context.implementation != "explicit" and is_known_length',
@@ -163,12 +167,12 @@ BUGS = (
     Bug(
         "an exported model accepts more tokens than it has positions",
         "functional.embedding:Embedding.__call__",
-        Replace("inputs.segments is None", "False"),
+        Replace("inputs.segment_ids is None", "False"),
         f"{TRANSFORMS.partition('::')[0]}::"
-        "test_an_exported_model_returns_nan_for_more_tokens_than_it_has_positions",
+        "test_model_exported_by_jax_returns_nan_beyond_its_positions",
     ),
     Bug(
-        "a block of keys that spans the row is a scatter without indices",  # fails in checkify
+        "a key block of the whole sequence becomes a scatter without indices",  # fails in checkify
         "functional.attention.token_info:put",
         lambda put: (
             lambda array, part, new, axis=-1: (
@@ -182,79 +186,79 @@ BUGS = (
     ),
     # ---- products of bfloat16
     Bug(
-        "a CPU is asked for bfloat16 sums",
+        "a CPU is asked to accumulate in bfloat16",
         "functional.linear.products:_plain_einsum",
         inside("jnp.einsum", lambda einsum: lambda formula, x, y, **_: einsum(formula, x, y)),
-        f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
+        f"{PRODUCTS}::test_every_product_of_forward_and_backward_pass_sums_in_float32",
     ),
     Bug(
-        "sums of bfloat16 products are bfloat16",
+        "bfloat16 products accumulate in bfloat16",
         "functional.linear.products:contract",
         inside("jnp.einsum", rounded_first),
-        f"{PRODUCTS}::test_products_and_their_gradients_are_rounded_once",
+        f"{PRODUCTS}::test_matrix_products_and_their_gradients_are_rounded_once",
     ),
     Bug(
-        "the gradient of a bias is a sum of bfloat16",
+        "the gradient of a bias accumulates in bfloat16",
         "functional.linear.affine:linear",
         Replace(
             'jnp.broadcast_to(weights["bias"], y.shape).astype(y.dtype)',
             'weights["bias"].astype(y.dtype)',
         ),
-        "functional/linear/test_linear.py::test_gradients_of_a_bias_are_sums_in_float32",
+        "functional/linear/test_linear.py::test_bias_gradients_are_summed_in_float32",
     ),
     Bug(
         "the gradient of a bfloat16 product is multiplied in float32",
         "functional.linear.products:_backward",
         Replace("cotangent.astype(jnp.bfloat16)", "cotangent"),
-        f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
+        f"{PRODUCTS}::test_every_product_of_forward_and_backward_pass_sums_in_float32",
     ),
     Bug(
         "products with a dtype are not multiplied as bfloat16",
         "functional.linear.products:contract",
         Replace("multiplies_bfloat16()", "multiplies_bfloat16() and dtype != jnp.float32"),
-        f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
+        f"{PRODUCTS}::test_every_product_of_forward_and_backward_pass_sums_in_float32",
     ),
     Bug(
         "the gradient of bfloat16 weights is left to XLA to transpose",
         "functional.linear.products:_plain_einsum",
         Replace("len(contracted) == 1 and of_x[-1] in own", "False"),
-        f"{PRODUCTS}::test_every_product_of_a_step_has_float32_sums",
+        f"{PRODUCTS}::test_every_product_of_forward_and_backward_pass_sums_in_float32",
     ),
     Bug(
         "the batch axis joins the wrong side of another axis",
         "functional.linear.products:_join",
         Replace("jnp.moveaxis(x, 0, axis)", "jnp.moveaxis(x, 0, axis + 1)"),
-        f"{PRODUCTS}::test_the_own_rule_is_vmapped",
+        f"{PRODUCTS}::test_custom_vmap_rule_of_products_equals_einsum",
     ),
     Bug(
         "a vmapped product gets one more axis",
         "functional.linear.products:_batched_einsum",
         Replace("all(is_batched) or not own", "True"),
-        f"{PRODUCTS}::test_a_batch_axis_of_one_operand_joins_another_axis",
+        f"{PRODUCTS}::test_vmapped_product_merges_batch_axis_into_matrix_rows",
     ),
     Bug(
         "taint does not enter products with a rule for vmap",
         "verify.taint:_CALLS",
         lambda calls: calls - {"custom_vmap_call"},
-        f"{PRODUCTS}::test_taint_follows_the_own_rule",
+        f"{PRODUCTS}::test_taint_analysis_follows_rows_through_matrix_products",
     ),
     Bug(
         "gradients of quantized products are not quantized",
         "functional.linear.products:_is_overridden",
         Replace("_identity(jnp.einsum) != _EINSUM", "False"),
-        f"{PRODUCTS}::test_a_library_can_replace_products_and_gradients",
+        f"{PRODUCTS}::test_products_and_their_gradients_call_jnp_einsum_if_it_is_replaced",
     ),
     Bug(
         "products ignore jax.default_matmul_precision",
         "functional.linear.products:_is_overridden",
         Replace("jax.default_matmul_precision.value is not None", "False"),
-        f"{PRODUCTS}::test_a_given_precision_leaves_products_to_jax",
+        f"{PRODUCTS}::test_products_use_einsum_if_matmul_precision_is_set",
     ),
     Bug(
-        "an algorithm of newer GPUs is asked of older ones",
+        "an algorithm of newer GPUs is requested on older GPUs",
         "functional.linear.products:contract",
         Replace("gpu_generation() >= 8", "gpu_generation() >= 7"),
-        f"{PRODUCTS}::test_gradients_of_float32_results_are_rounded_on_gpus_that_can",
+        f"{PRODUCTS}::test_gradients_of_float32_results_are_rounded_to_bfloat16_on_gpus",
     ),
     Bug(
         'remat "dots" stores float32 sums',
@@ -265,45 +269,45 @@ BUGS = (
     # ---- long sequences, in a loop over tiles
     Bug(
         "blockwise: earlier sums are not rescaled to a new maximum",
-        "functional.attention.long_rows:long_forward.add",
+        "functional.attention.long_sequences:long_forward.add",
         Replace("output * decay", "output"),
-        f"{LONG_ROWS}::test_a_row_in_order_is_its_formula",
+        f"{LONG_SEQUENCES}::test_tiled_attention_equals_numpy_reference",
     ),
     Bug(
         "blockwise: the last ragged tile counts keys twice",
-        "functional.attention.long_rows:_over_tiles.step",
+        "functional.attention.long_sequences:_over_tiles.step",
         Replace("visible & rows[:, None] & columns", "visible & rows[:, None]"),
-        f"{LONG_ROWS}::test_a_row_in_order_is_its_formula "
-        f"{LONG_ROWS}::test_packed_documents_are_their_formula",
+        f"{LONG_SEQUENCES}::test_tiled_attention_equals_numpy_reference "
+        f"{LONG_SEQUENCES}::test_tiled_attention_of_packed_documents_equals_numpy_reference",
     ),
     Bug(
         "blockwise: the last ragged tile counts queries twice",
-        "functional.attention.long_rows:_over_tiles.step",
+        "functional.attention.long_sequences:_over_tiles.step",
         Replace("visible & rows[:, None] & columns", "visible & columns"),
-        f"{LONG_ROWS}::test_a_row_in_order_is_its_formula",
+        f"{LONG_SEQUENCES}::test_tiled_attention_equals_numpy_reference",
     ),
     Bug(
         "blockwise: fully masked tiles are computed",
-        "functional.attention.long_rows:_over_tiles.step",
+        "functional.attention.long_sequences:_over_tiles.step",
         inside("jax.lax.cond", lambda _: lambda is_any, update, same, x: update(x)),
-        f"{LONG_ROWS}::test_a_tile_in_which_no_one_is_seen_is_not_computed",
+        f"{LONG_SEQUENCES}::test_attention_loop_skips_fully_masked_tiles",
     ),
     Bug(
-        "blockwise: long sequences take the short path",
+        "blockwise: long sequences take the path for short sequences",
         "functional.attention.blockwise:_is_short",
         gives(True),
-        f"{LONG_ROWS}::test_no_array_is_larger_than_a_tile_or_a_row[causal]",
+        f"{LONG_SEQUENCES}::test_largest_array_of_attention_grows_linearly_with_length[causal]",
     ),
     Bug(
-        "softmax in bfloat16",  # optax#1020
+        "softmax is computed in bfloat16",  # optax#1020
         "functional.attention.attend:attend",
         inside("contract", lambda contract: lambda formula, x, y, _=None: contract(formula, x, y)),
-        f"{ATTENTION}::test_bfloat16_scores_and_softmax_are_float32",
+        f"{ATTENTION}::test_attention_scores_and_softmax_of_bfloat16_inputs_are_float32",
     ),
     Bug(
         "the softmax sums over an axis counted from the left",
         "functional.attention.formula:softmax",
         Replace("powers.sum(axis=-1, keepdims=True)", "powers.sum(axis=4, keepdims=True)"),
-        f"{ATTENTION}::test_one_sequence_a_batch_and_vmap_agree",
+        f"{ATTENTION}::test_attention_with_leading_axes_equals_vmapped_attention",
     ),
 )

@@ -26,11 +26,11 @@ def omits_stop(choose):
 
 
 def truncates_tempered(sample_tokens):
-    def broken(arrays, key, step, logits, rows=None):
+    def broken(arrays, key, step, logits, indices=None):
         if arrays is not None:
             logits = logits / arrays.temperature
             arrays = arrays._replace(temperature=jnp.float32(1))
-        return sample_tokens(arrays, key, step, logits, rows)
+        return sample_tokens(arrays, key, step, logits, indices)
 
     return broken
 
@@ -40,66 +40,66 @@ BUGS = (
     Bug(
         "draws depend on the batch size",
         "decoding.sampling:sample_tokens",
-        inside("jnp.asarray", lambda asarray: lambda rows: asarray(rows) + len(rows)),
-        f"{GENERATION}::test_a_row_depends_on_its_key_and_not_on_its_neighbours",
+        inside("jnp.asarray", lambda asarray: lambda indices: asarray(indices) + len(indices)),
+        f"{GENERATION}::test_sampled_text_is_independent_of_other_prompts",
     ),
     Bug(
-        "a row draws with its number in its batch",
+        "a sequence is sampled with its number in the batch",
         "decoding.sampling:sample_tokens",
-        inside("jnp.asarray", lambda _: lambda rows: jnp.arange(len(rows))),
-        f"{GENERATION}::test_batches_return_what_one_batch_returns",
+        inside("jnp.asarray", lambda _: lambda indices: jnp.arange(len(indices))),
+        f"{GENERATION}::test_generation_in_several_batches_equals_one_batch",
     ),
     Bug(
-        "log-probabilities after temperature",
+        "log-probabilities are computed after the temperature",
         "decoding.steps:_choose",
         Replace(
             "token_losses(logits, token)",
             "token_losses(logits / (choice.sampler.temperature if choice.sampler else 2.0), token)",
         ),
-        f"{SCORE}::test_log_probs_add_up_to_scores",
+        f"{SCORE}::test_log_probs_of_generate_sum_to_score",
     ),
     Bug(
         "top-p keeps one token too few",
         "decoding.sampling:_keep",
         Replace("order >= threshold[:, None]", "order > threshold[:, None]"),
-        f"{SAMPLING}::test_what_is_kept_is_what_the_definition_keeps",
+        f"{SAMPLING}::test_top_k_top_p_and_min_p_match_their_definitions",
     ),
     Bug(
         "−0.0 sorts below 0.0",
-        "decoding.sampling:_ordered",
+        "decoding.sampling:_to_ordered_uint",
         lambda ordered: lambda x: ordered(x) - jnp.signbit(x).astype(jnp.uint32),
-        f"{SAMPLING}::test_the_two_zeros_are_one_number "
-        f"{SAMPLING}::test_what_is_kept_is_what_the_definition_keeps",
+        f"{SAMPLING}::test_top_k_top_p_and_min_p_treat_negative_zero_as_equal_to_zero "
+        f"{SAMPLING}::test_top_k_top_p_and_min_p_match_their_definitions",
     ),
     Bug(
         "top-k counts logits after the temperature",
         "decoding.sampling:sample_tokens",
         truncates_tempered,
-        f"{SAMPLING}::test_top_k_looks_at_the_logits_whatever_the_temperature",
+        f"{SAMPLING}::test_tokens_kept_by_top_k_do_not_depend_on_temperature",
     ),
     Bug(
         "a temperature overflows to infinity",
         "decoding.sampling:Sampler.__post_init__",
         inside("_LARGEST", lambda _: sys.float_info.max),
-        f"{SAMPLING}::test_a_temperature_that_float32_cannot_hold_is_refused",
+        f"{SAMPLING}::test_sampler_rejects_temperature_outside_float32_range",
     ),
     Bug(
         "a top-k beyond int32 overflows",
         "decoding.sampling:Sampler.arrays",
         inside("min", unchanged),
-        f"{SAMPLING}::test_a_top_k_beyond_the_vocabulary_keeps_everything",
+        f"{SAMPLING}::test_top_k_above_vocab_size_keeps_all_tokens",
     ),
     Bug(
-        "True is a temperature",
-        "decoding.sampling:_number",
+        "True is accepted as a temperature",
+        "decoding.sampling:_to_float",
         inside("isinstance", gives(False)),  # of bool
-        f"{SAMPLING}::test_what_is_no_number_or_out_of_range_is_refused_by_name",
+        f"{SAMPLING}::test_invalid_sampler_fields_are_rejected",
     ),
     # ---- cached packed weights
     # ---- the loop
     Bug(
         "NaN logits become tokens",
-        "decoding.generate:_continued",
+        "decoding.generate:_generate_batch",
         inside("check_finite_logits", gives(None)),
         NONFINITE,
     ),
@@ -117,57 +117,57 @@ BUGS = (
         REAL_SIZES,
     ),
     Bug(
-        "draws ignore the step",
+        "sampling keys ignore the step",
         "decoding.sampling:sample_tokens",
         takes(step=lambda step: 0 * step),
-        f"{GENERATION}::test_row_i_step_t_draws_with_its_own_key_from_what_is_kept",
+        f"{GENERATION}::test_random_key_of_each_sampled_token_depends_on_prompt_and_step",
     ),
     Bug(
         "logits are multiplied by the temperature",
-        "decoding.sampling:_tempered",
+        "decoding.sampling:_divide_by_temperature",
         by_the_inverse,
-        f"{SAMPLING}::test_draws_have_the_frequencies_of_what_is_left",
+        f"{SAMPLING}::test_sampled_frequencies_match_truncated_distribution",
     ),
     Bug(
         "the least probable token is the greedy one",
         "decoding.sampling:most_probable",
         lambda most_probable: lambda logits: most_probable(-logits),
-        f"{AUTOREGRESSIVE}::test_a_ragged_batch_is_each_row_alone",
+        f"{AUTOREGRESSIVE}::test_prompts_of_different_lengths_generate_the_same_text_as_each_alone",
     ),
     Bug(
         "the stop token is not counted",
         "decoding.steps:_choose",
         omits_stop,
-        f"{GENERATION}::test_a_stop_token_ends_its_row_and_is_counted",
+        f"{GENERATION}::test_generated_sequence_ends_with_its_first_stop_token",
     ),
     Bug(
         "every prompt length compiles again",
-        "models.rows:power_of_two",
+        "models.sequences:power_of_two",
         lambda power_of_two: lambda length, smallest: max(length, smallest),
-        f"{GENERATION}::test_compilations_are_few_and_never_repeated",
+        f"{GENERATION}::test_generate_compiles_few_programs_and_none_twice",
     ),
     Bug(
         "a prompt that leaves too little room is accepted",
         "decoding.generate:check_prompts",
         Replace("ids.size + max_new_tokens > config.max_length", "ids.size > config.max_length"),
-        f"{GENERATION}::test_what_cannot_be_generated_is_refused_by_name",
+        f"{GENERATION}::test_generate_rejects_invalid_arguments",
     ),
     Bug(
         "decoding demands a fused kernel",
         "models.config.execution:Execution.for_decoding",
         Replace('self.attention == "fused"', "False"),
-        "decoding/test_fused.py::test_fused_attention_decodes_as_explicit_attention_does",
+        "decoding/test_fused.py::test_decoding_with_fused_attention_equals_decoding_with_unfused_attention",
     ),
     Bug(
         "log-probabilities are not normalized again",
         "decoding.constraints:constrain",
         Replace("constraints.renormalize_logits", "False"),
-        "decoding/test_constraints.py::test_constraints_equal_loops_over_the_text",
+        "decoding/test_constraints.py::test_decoding_constraints_equal_python_reference",
     ),
     Bug(
         "score accepts any id",
         "decoding.autoregressive:complete_inputs",
         inside("check_tokens", gives(None)),
-        f"{SCORE}::test_score_refuses_a_token_that_is_none",
+        f"{SCORE}::test_score_rejects_ids_outside_the_vocabulary",
     ),
 )

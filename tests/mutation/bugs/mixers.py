@@ -3,9 +3,9 @@
 from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, gives, takes
 
-INTERLEAVED = "hub/test_family.py::test_maps_of_the_delta_rule_are_interleaved_by_key_head"
+INTERLEAVED = "hub/test_model_type.py::test_delta_rule_projections_are_interleaved_by_key_head"
 DELTA = "functional/layers/test_gated_delta.py"
-FORMULA = "properties/test_invariance.py::test_the_model_is_its_formula"
+FORMULA = "properties/test_invariance.py::test_decoder_logits_equal_float64_reference_loops"
 SHORT = "functional/layers/test_short_convolution.py"
 CONVOLUTION = "functional.layers.short_convolution"
 ORDER = "functional.layers.token_order:TokenOrder"
@@ -16,7 +16,8 @@ BUGS = (
         "a convolution reads the inputs of the document before",
         f"{CONVOLUTION}:causal_convolution",
         Replace("order.positions >= distance", "order.positions >= 0"),
-        f"{SHORT}::test_it_is_its_formula {SHORT}::test_documents_that_end_at_the_end_of_a_chunk",
+        f"{SHORT}::test_gated_short_convolution_equals_formula "
+        f"{SHORT}::test_convolution_is_correct_if_documents_end_at_chunk_ends",
     ),
     Bug(
         "the filter of a convolution is reversed",
@@ -25,72 +26,73 @@ BUGS = (
             "jnp.where(in_document, read, 0) * rows[begin]",
             "jnp.where(in_document, read, 0) * rows[distance]",
         ),
-        f"{SHORT}::test_it_is_its_formula",
+        f"{SHORT}::test_gated_short_convolution_equals_formula",
     ),
     Bug(
         "padding shifts the last inputs of a convolution",
         f"{ORDER}.newest",
         Replace("self.documents is None", "True"),
-        f"{SHORT}::test_chunks_of_any_size_are_one_pass {SHORT}::test_padding_changes_nothing",
+        f"{SHORT}::test_convolution_in_chunks_of_any_size_equals_one_pass "
+        f"{SHORT}::test_padding_does_not_change_convolution_outputs_and_state",
     ),
     Bug(
         "the last inputs of a convolution are those of the new chunk alone",
         f"{ORDER}.newest",
         takes(x=lambda x: x.at[:, :2].set(0)),
-        f"{SHORT}::test_chunks_of_any_size_are_one_pass",
+        f"{SHORT}::test_convolution_in_chunks_of_any_size_equals_one_pass",
     ),
     Bug(
         "padding stands between the last inputs of a convolution and the next tokens",
         f"{ORDER}.of",
         Replace("documents == 0", "documents != 0"),
-        f"{SHORT}::test_chunks_of_any_size_are_one_pass",
+        f"{SHORT}::test_convolution_in_chunks_of_any_size_equals_one_pass",
     ),
     Bug(
         "the gates of a short convolution are swapped",
         "functional.layers.short_convolution:short_convolution",
         Replace("before * value", "after * value"),
-        f"{SHORT}::test_it_is_its_formula",
+        f"{SHORT}::test_gated_short_convolution_equals_formula",
     ),
     Bug(
         "a short convolution keeps no state",
         "functional.layers.short_convolution:ShortConvolution.init_state",
         gives(None),
-        f"{SHORT}::test_it_is_generated_from_like_whole_passes",
+        f"{SHORT}::test_generation_with_short_convolution_equals_uncached_passes",
     ),
     Bug(
         "a layer of several types has the tensors of its place among its type",
         "hub.table:entries",
         Replace("(layers[place[0]], *place[1:])", "place"),
-        "hub/test_family.py::test_layers_of_each_type_keep_their_numbers",
+        "hub/test_model_type.py::test_exported_tensors_have_layer_numbers_of_the_whole_model",
     ),
     # ---- the gated delta rule
     Bug(
         "the delta rule decays the memory after its correction",
         "functional.layers.gated_delta:gated_delta_rule.step",
         Replace("jnp.exp(log_decay)[..., None, None] * memory", "memory"),
-        f"{DELTA}::test_both_forms_are_the_formula",
+        f"{DELTA}::test_steps_and_chunks_of_delta_rule_equal_formula",
     ),
     Bug(
         "a chunk reads the memory of an earlier document",
         "functional.layers.gated_delta:_delta_of_chunk",
         Replace("(number == 0)[:, None]", "(number >= 0)[:, None]"),
-        f"{DELTA}::test_both_forms_are_the_formula",
+        f"{DELTA}::test_steps_and_chunks_of_delta_rule_equal_formula",
     ),
     Bug(
         "corrections reach the next chunk without their decay",
         "functional.layers.gated_delta:_delta_of_chunk",
         Replace("decay[:, :, -1, :, None] * key", "key"),
-        f"{DELTA}::test_both_forms_are_the_formula",
+        f"{DELTA}::test_steps_and_chunks_of_delta_rule_equal_formula",
     ),
     Bug(
         "padding decays the memory",
-        "functional.layers.gated_delta:GatedDelta.inputs_of",
+        "functional.layers.gated_delta:GatedDelta.project_inputs",
         Replace("jnp.where(is_token, log_decay, 0)", "log_decay"),
-        f"{DELTA}::test_padding_changes_nothing",
+        f"{DELTA}::test_padding_does_not_change_the_logits",
     ),
     Bug(
         "value heads read the key heads in turn, as if tiled",
-        "functional.layers.gated_delta:GatedDelta.inputs_of",
+        "functional.layers.gated_delta:GatedDelta.project_inputs",
         Replace("jnp.repeat(part, group, axis=1)", "jnp.tile(part, (1, group, 1, 1))"),
         FORMULA,
     ),
@@ -101,7 +103,7 @@ BUGS = (
             "chunked_delta_rule(inputs, memory, _chunk_size(length))",
             "chunked_delta_rule(inputs, 0 * memory, _chunk_size(length))",
         ),
-        f"{DELTA}::test_chunks_equal_one_pass",
+        f"{DELTA}::test_model_with_delta_rule_in_cached_chunks_equals_one_pass",
     ),
     Bug(
         "parts of a key head of unequal widths are cut into equal ones",
@@ -110,7 +112,7 @@ BUGS = (
         INTERLEAVED,
     ),
     Bug(
-        "maps of the delta rule are interleaved by the heads of attention",
+        "weights of the delta rule are interleaved by the heads of attention",
         "hub.table:entries",
         Replace("getattr(config, layout.groups)", "config.num_heads"),
         INTERLEAVED,
@@ -123,8 +125,8 @@ BUGS = (
     ),
     Bug(
         "a user's mask is the rule of the gated delta rule",
-        "verify.rules:_of_layer",
+        "verify.rules:_layer_rule",
         Replace("kind == 'gated_delta'", "False"),
-        f"{DELTA}::test_a_users_mask_changes_only_attention",
+        f"{DELTA}::test_user_defined_mask_changes_only_attention_layers",
     ),
 )

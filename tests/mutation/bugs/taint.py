@@ -6,9 +6,11 @@ import numpy as np
 from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, gives, inside, takes, unchanged, without
 
-TAINT = "verify/test_taint.py::test_every_path_and_no_other"
-NO_RULE = "verify/test_taint.py::test_what_has_no_rule_lets_everything_through_and_is_named"
-PRIMITIVES = "verify/test_primitives.py::test_every_path_and_no_other"
+TAINT = "verify/test_taint.py::test_taint_analysis_finds_exactly_the_dependencies_of_a_function"
+NO_RULE = "verify/test_taint.py::test_primitive_unknown_to_taint_analysis_depends_on_all_operands"
+PRIMITIVES = (
+    "verify/test_primitives.py::test_taint_analysis_of_a_jax_primitive_finds_exact_dependencies"
+)
 REFERENCES = "verify/test_references.py"
 COMPARED = "verify/test_dependency.py"
 
@@ -37,10 +39,10 @@ def on_whole_windows(reduce_window):
 
 BUGS = (
     Bug(
-        "taint forgets who chose the expert of a token",
+        "taint ignores the dependence on the choice of experts",
         "verify.primitives:by_row",
         Replace("(x, experts, shares)", "(x,)"),
-        "functional/layers/test_experts.py::test_taint_follows_each_token_through_the_sort",
+        "functional/layers/test_experts.py::test_taint_analysis_follows_tokens_through_sorting_by_expert",
     ),
     # ---- interpreting a jaxpr
     Bug(
@@ -56,16 +58,16 @@ BUGS = (
         PRIMITIVES,
     ),
     Bug(
-        "taint loses values in a reference from outside",
+        "taint accepts a reference from outside the function",
         "verify.taint:_Run.equation",
         Replace("(*equation.invars, *equation.outvars)", "equation.outvars"),
-        f"{REFERENCES}::test_a_reference_made_outside_is_refused",
+        f"{REFERENCES}::test_taint_analysis_rejects_mutable_array_created_outside_function",
     ),
     Bug(
-        "taint loses values in a reference created inside",
+        "taint accepts a reference created inside the function",
         "verify.taint:_Run.equation",
         Replace("(*equation.invars, *equation.outvars)", "()"),
-        f"{REFERENCES}::test_a_reference_made_inside_is_refused",
+        f"{REFERENCES}::test_taint_analysis_rejects_mutable_array_created_inside_function",
     ),
     Bug(
         "a primitive without a rule stops taint",
@@ -87,23 +89,23 @@ BUGS = (
     ),
     # ---- loops of unknown length
     Bug(
-        "reading an unsure loop element does not make it unsure",
-        "verify.loops:of_any_length",
+        "an element that reads an uncertain loop element stays certain",
+        "verify.loops:marks_of_any_length",
         Replace("(marks[..., -1] & UNSURE) != 0", "m.expand(decided, shape).any(axis=-1)"),
         PRIMITIVES,
     ),
     Bug(
         "a current 0 stops the marks of later loop steps",
-        "verify.loops:of_any_length",
+        "verify.loops:marks_of_any_length",
         inside("VARIES", np.zeros_like),
-        "verify/test_primitives.py::test_a_step_that_is_not_taken_could_have_been_an_earlier_one",
+        "verify/test_primitives.py::test_dependency_is_found_if_a_zero_blocks_it_in_only_one_loop_step",
     ),
     # ---- the rules of primitives
     Bug(
         "taint passes through a product with 0",
         "verify.primitives:_product",
         Replace("_through(b.grouped(b.x.marks), a.live())", "_through(b.grouped(b.x.marks), None)"),
-        f"{TAINT} {COMPARED}::test_three_witnesses_find_the_rule",
+        f"{TAINT} {COMPARED}::test_all_dependency_analyses_agree_with_the_masks_of_each_model",
     ),
     Bug(
         "taint ignores the condition of a select",
@@ -125,9 +127,9 @@ BUGS = (
     ),
     Bug(
         "taint treats a score of −10⁴ as a mask",
-        "verify.bounds:reach",
+        "verify.bounds:assumed_limit",
         lambda reach: lambda dtype: 4000.0,
-        "verify/test_bounds.py::test_a_number_that_scores_may_reach_is_no_mask",
+        "verify/test_bounds.py::test_taint_analysis_finds_leak_if_scores_can_be_below_mask_value",
     ),
     Bug(
         "a column-major reshape is treated as row-major",
@@ -139,7 +141,7 @@ BUGS = (
         "a weight that happens to be 0 stops taint",
         "verify.taint:_Run.varying",
         without_marks,
-        "verify/test_weights.py::test_a_leak_behind_zeros_is_found",
+        "verify/test_weights.py::test_taint_analysis_finds_dependency_through_zero_weights",
     ),
     Bug(
         "the axis parameters of reductions are ignored",
@@ -148,7 +150,7 @@ BUGS = (
         f"{TAINT} {PRIMITIVES}",
     ),
     Bug(
-        "a pool needs the mark on its whole window",
+        "a window reduction needs the taint mark on every element",
         "verify.primitives:_pooled",
         inside("jax.lax.reduce_window", on_whole_windows),
         TAINT,
@@ -167,25 +169,27 @@ BUGS = (
     ),
     # ---- moved elements
     Bug(
-        "a marked index moves only the current element",
+        "a gather at an unknown index depends only on the current element",
         "verify.indexing:moved",
         Replace("return everything(equation.inputs, equation.outputs)", "pass"),
         TAINT,
     ),
     Bug(
-        "a marked index ignores the marks of its operand",
+        "a gather at an unknown index ignores the taint marks of its operand",
         "verify.indexing:gathered",
         inside("m.union", unchanged),
         PRIMITIVES,
     ),
     Bug(
-        "a marked index ignores batch dimensions",
+        "a gather at an unknown index ignores batch dimensions",
         "verify.indexing:gathered",
-        Replace("_placed(operand.marks, rows, rank)", "_placed(operand.marks, {}, rank)"),
+        Replace(
+            "_move_axes(operand.marks, batch_axes, rank)", "_move_axes(operand.marks, {}, rank)"
+        ),
         PRIMITIVES,
     ),
     Bug(
-        "a marked write index leaves the result unmarked",
+        "a write at an unknown index ignores the taint marks of the index",
         "verify.indexing:_somewhere",
         takes(equation=without_marked_indices),
         PRIMITIVES,

@@ -18,7 +18,7 @@ def at_first_column(pad):
     return broken
 
 
-def without_correction(moved_average):
+def without_correction(update_average):
     def broken(average, params, step, decay):
         return optax.incremental_update(params, average, 1 - decay)
 
@@ -44,19 +44,19 @@ BUGS = (
         "a new low-rank update is not 0",
         "functional.linear.low_rank:init_low_rank",
         inside("jnp.zeros", lambda _: jnp.ones),
-        f"{LORA}::test_an_update_changes_nothing_at_first[lstm]",
+        f"{LORA}::test_an_initial_lora_update_does_not_change_the_logits[lstm]",
     ),
     Bug(
         "the updates of fused projections overlap",
         "functional.linear.low_rank:_concatenated_updates",
         inside("jnp.pad", at_first_column),
-        f"{LORA}::test_merged_is_unmerged[decoder]",
+        f"{LORA}::test_merging_lora_weights_does_not_change_the_logits[decoder]",
     ),
     Bug(
         "an unknown projection name is ignored",
         "models.lora:adapted_maps",
         Replace("not any((_ends(path, word) for path in kernels))", "False"),
-        f"{LORA}::test_a_map_that_is_not_there_is_refused_with_those_that_are",
+        f"{LORA}::test_an_unknown_lora_target_is_rejected_with_a_list_of_targets",
     ),
     Bug(
         "an adapter loses its scale",
@@ -64,67 +64,67 @@ BUGS = (
         inside(
             "init_low_rank", lambda init: lambda key, kernel, rank, scale: init(key, kernel, rank)
         ),
-        f"{LORA}::test_gradients_are_projections_of_the_dense_gradient",
+        f"{LORA}::test_lora_gradients_are_projections_of_the_dense_gradient",
     ),
     Bug(
         "weights beside an adapter are trained too",
         "models.trainable:partition",
         inside("any", gives(False)),  # whether there is an adapter
-        f"{LORA}::test_the_adapter_alone_is_learnt_and_saved",
+        f"{LORA}::test_only_the_adapter_is_trained_and_saved",
     ),
     Bug(
         "the frozen weights are checkpointed too",
         "training.step:TrainState.parts",
         inside("partition", lambda _: lambda params: (params, None)),
-        f"{LORA}::test_the_adapter_alone_is_learnt_and_saved",
+        f"{LORA}::test_only_the_adapter_is_trained_and_saved",
     ),
     Bug(
         "checkpoints store an adapter in another layout",
         "artifacts.checkpoint:stored_form",
         lambda stored_form: lambda tree: tree,
-        f"{FORM}::test_files_have_a_and_b_at_the_path_of_each_map[decoder] "
-        f"{FORM}::test_a_checkpoint_in_the_form_of_files_is_restored[lora-adamw]",
+        f"{FORM}::test_lora_checkpoint_contains_lora_a_and_b_of_each_linear_layer[decoder] "
+        f"{FORM}::test_checkpoint_restores_adapter_with_optimizer_moments_and_average[lora-adamw]",
     ),
     Bug(
         "A and B have each other's sharding",
         "models.lora:low_rank_shardings",
         then(lambda parts: parts[::-1]),
-        "models/test_mesh.py::test_updates_are_sharded_like_their_kernels",
+        "models/sharding/test_parameters.py::test_lora_updates_are_sharded_like_their_kernels",
     ),
     Bug(
-        "the average is not corrected for its start",
-        "training.step:moved_average",
+        "the weight average is not bias-corrected",
+        "training.step:update_average",
         without_correction,
-        f"{AVERAGE}::test_it_is_the_weighted_mean_of_what_was",
+        f"{AVERAGE}::test_moving_average_of_parameters_equals_the_weighted_mean",
     ),
     Bug(
-        "training continues from the average",
+        "training continues from the averaged weights",
         "training.step:TrainState.restored",
         continues_from_average,
-        f"{AVERAGE}::test_updates_do_not_depend_on_it_and_checkpoints_have_both",
+        f"{AVERAGE}::test_parameter_average_is_saved_and_leaves_updates_unchanged",
     ),
     Bug(
         "an adapter accepts base weights that have changed",
         "hub.load:origin_params",
-        Replace("digest_of(params) != origin.digest", "False"),
-        f"{TUNING}::test_a_folder_that_an_adapter_is_of_is_noticed_when_it_changes",
+        Replace("compute_digest(params) != origin.digest", "False"),
+        f"{TUNING}::test_a_changed_base_folder_of_an_adapter_is_detected",
     ),
     Bug(
         "an adapter does not keep its base checkpoint",
         "cli.checkpoints:Base.keep",
         inside("keep", gives(None)),
-        f"{TUNING}::test_an_adapter_stays_what_it_is_when_its_run_goes_on",
+        f"{TUNING}::test_adapter_is_unchanged_if_its_base_run_is_trained_or_deleted",
     ),
     Bug(
         "flags may change a checkpoint's model",
         "training.presets:check_same_model",
         gives(None),
-        f"{TUNING}::test_what_does_not_fit_is_refused",
+        f"{TUNING}::test_fine_tuning_refuses_incompatible_settings",
     ),
     Bug(
         "the PEFT export fuses updates in a wrong order",
         "hub.peft:_joined",
         takes(entry=joined_backwards),
-        "hub/test_peft.py::test_their_weights_with_the_adapter_are_ours_merged[gpt2]",
+        "hub/test_peft.py::test_base_weights_plus_exported_update_equal_merged_weights[gpt2]",
     ),
 )

@@ -7,10 +7,10 @@ from tests.mutation.changes import Replace, gives, having, inside, takes, then, 
 
 COMPARED = "verify/test_dependency.py"
 RULES = "verify/test_rules.py"
-SUBJECT = "verify/test_subject.py"
+SUBJECT = "verify/test_certified_model.py"
 PRECISION = "verify/test_precision.py"
 CERTIFICATE = "verify/test_certificate.py"
-AT_ITS_LAYER = f"{CERTIFICATE}::test_a_bug_fails_its_property_at_its_layer"
+AT_ITS_LAYER = f"{CERTIFICATE}::test_model_verification_names_the_property_and_layer_of_a_bug"
 
 TWIN = "replace(model.config, dtype=dtype)"
 
@@ -20,8 +20,8 @@ def takes_nan_for_zero(largest):
 
 
 def without_dilation(convolved):
-    def broken(segments, kernel_size, dilation=1, causal=True):
-        return convolved(segments, kernel_size, 1, causal)
+    def broken(segment_ids, kernel_size, dilation=1):
+        return convolved(segment_ids, kernel_size, 1)
 
     return broken
 
@@ -46,72 +46,72 @@ def of_usual_class(model):
 BUGS = (
     # ---- the other witnesses
     Bug(
-        "a change to NaN is not counted",
+        "a change to NaN does not count as an effect",
         "verify.witnesses:_largest",
         takes_nan_for_zero,
-        f"{COMPARED}::test_infinity_gets_past_a_zero",
+        f"{COMPARED}::test_zero_times_infinity_is_reported_as_a_dependency",
     ),
     Bug(
         "derivatives are computed in batches, which a CPU's compiler gets wrong",
         "verify.witnesses:by_derivative.run",
         Replace("jax.lax.map(effect, rows)", "jax.lax.map(effect, rows, batch_size=16)"),
-        "verify/test_real_lengths.py::test_derivatives_of_4096_rows_are_those_of_the_rule",
+        "verify/test_real_lengths.py::test_derivatives_at_default_verification_length_match_the_masks",
     ),
     Bug(
         "only one output feature is differentiated",
         "verify.witnesses:by_derivative.one_per_position",
         inside("jnp.cos", lambda _: lambda x: (x == 1).astype(jnp.float32)),
-        f"{COMPARED}::test_every_feature_counts",
+        f"{COMPARED}::test_dependency_through_a_single_feature_is_found_by_each_analysis",
     ),
     Bug(
-        "a tolerance for rounding removes paths of taint",
+        "atol removes paths that taint analysis found",
         "verify.dependency:dependency_matrix",
         Replace(
             'effect if witness == "taint" else np.where(effect <= atol, 0.0, effect)',
             "np.where(effect <= atol, 0.0, effect)",
         ),
-        f"{COMPARED}::test_atol_removes_no_path_that_taint_finds",
+        f"{COMPARED}::test_atol_does_not_affect_taint_analysis",
     ),
     Bug(
         "small effects are ignored by default",
         "verify.dependency:dependency_matrix",
         Replace("effect <= atol", "effect <= max(atol, 1e-5)"),
-        f"{COMPARED}::test_an_effect_above_atol_is_a_dependency",
+        f"{COMPARED}::test_only_effects_larger_than_atol_are_reported_as_dependencies",
     ),
     # ---- rules, and comparison with them
     Bug(
         "the convolution rule ignores dilation",
         "verify.rules:convolved",
         without_dilation,
-        f"{RULES}::test_a_rule_is_its_drawing",
+        f"{RULES}::test_computed_dependency_tables_equal_hand_drawn_tables",
     ),
     Bug(
         "the composed rule omits a layer",
         "verify.rules:composed",
         without_the_first_layer,
-        f"{RULES}::test_layers_of_a_window_reach_as_far_as_they_add_up_to",
+        f"{RULES}::test_windows_of_several_layers_equal_one_window_of_their_combined_range",
     ),
     Bug(
-        "missing edges are accepted",
+        "missing dependencies are accepted",
         "verify.comparison:Comparison.holds",
         lambda holds: lambda self: not self.spurious,
-        f"{COMPARED}::test_an_edge_that_is_not_there_is_missed",
+        f"{COMPARED}::test_assertion_lists_expected_dependencies_that_a_function_lacks",
     ),
     Bug(
-        "a failure does not say that a rule is missing",
+        "an assertion message omits primitives without a taint rule",
         "verify.comparison:assert_dependencies",
         Replace("(str(compared), *doubts)", "(str(compared),)"),
-        f"{COMPARED}::test_a_failure_says_what_taint_has_no_rule_for",
+        f"{COMPARED}::test_assertion_message_lists_primitives_unknown_to_taint_analysis",
     ),
     # ---- the certificate
     Bug(
-        "a witness that disagrees is accepted",
+        "a method that disagrees is accepted",
         "verify.certificate:_rule",
         inside("sum", gives(0)),  # of the disagreements
-        f"{CERTIFICATE}::test_a_blind_witness_is_told",
+        f"{CERTIFICATE}::test_model_verification_reports_an_analysis_that_misses_dependencies",
     ),
     Bug(
-        "a leak is attributed to its last point",
+        "a leak is attributed to the last hook point",
         "verify.certificate:first_difference",
         from_the_end,
         AT_ITS_LAYER,
@@ -119,72 +119,72 @@ BUGS = (
     Bug(
         "blocks are not checked one by one",
         "verify.certificate:_rule",
-        inside("first_broken", gives(None)),
+        inside("first_failing_layer", gives(None)),
         AT_ITS_LAYER,
     ),
     Bug(
-        "a chunking is compared with itself",
+        "cached logits are compared with cached logits",
         "verify.certificate:_cached",
         Replace(
             "_, whole_cache = _read_in_chunks(subject, tokens, [length])",
             "whole, whole_cache = _read_in_chunks(subject, tokens, [length])",
         ),
-        f"{CERTIFICATE}::test_every_chunking_is_held_to_one_pass",
+        f"{CERTIFICATE}::test_model_verification_detects_cache_error_common_to_all_chunk_sizes",
     ),
     Bug(
         "a certificate splits a prefix into chunks",
         "verify.certificate:chunk_sizes",
         lambda chunks: lambda rng, length, first: chunks(rng, length, 1),
-        f"{SUBJECT}::test_chunks_are_a_text_and_the_first_is_large_enough "
-        f"{SUBJECT}::test_a_prefix_is_read_in_one_chunk",
+        f"{SUBJECT}::test_chunk_sizes_sum_to_length_and_first_chunk_has_at_least_given_size "
+        f"{SUBJECT}::test_verification_processes_the_whole_prefix_in_one_cached_chunk",
     ),
     Bug(
         "the loss floor is measured on inputs, not targets",
         "verify.certificate:_floor",
         Replace("tokens[:, first:, None]", "tokens[:, first - 1 : -1, None]"),
-        f"{CERTIFICATE}::test_who_has_seen_its_target_is_below_the_floor",
+        f"{CERTIFICATE}::test_model_verification_rejects_a_model_that_sees_its_targets",
     ),
     Bug(
         "the loss floor includes tokens inside the prefix",
         "verify.certificate:_floor",
         takes(subject=having(minimum_prefill=1)),
-        f"{SUBJECT}::test_nothing_is_lost_by_seeing_within_the_prefix",
+        f"{SUBJECT}::test_lower_bound_of_loss_is_not_checked_on_targets_within_the_prefix",
     ),
     Bug(
-        "a certificate omits its precision",
-        "verify.certificate:examine",
+        "a certificate omits the dtype of its checks",
+        "verify.certificate:check_property",
         Replace('detail += f"; in {precision}"', "pass"),
-        f"{PRECISION}::test_every_property_says_in_which_precision_it_was_found",
+        f"{PRECISION}::test_model_verification_states_the_dtype_of_each_check",
     ),
     # ---- the certified model
     Bug(
         "a bfloat16 model is certified in bfloat16",
-        "verify.subject:subject_of",
+        "verify.certified_model:certified_model",
         inside("replace", unchanged),  # the config keeps its dtype
-        f"{PRECISION}::test_a_sound_bfloat16_model_is_as_exact_as_its_twin",
+        f"{PRECISION}::test_verification_of_bfloat16_model_equals_that_of_float32_model",
     ),
     Bug(
         "the certified model is of another class",
-        "verify.subject:subject_of",
+        "verify.certified_model:certified_model",
         takes(model=of_usual_class),
-        f"{PRECISION}::test_a_cache_that_is_off_by_two_in_a_thousand_fails",
+        f"{PRECISION}::test_model_verification_detects_an_error_of_2_per_mille_in_cached_logits",
     ),
     Bug(
         "sizes missing in a config stay missing",
         "models.language_model:LanguageModel.__post_init__",
         inside("object.__setattr__", gives(None)),  # the resolved config is dropped
-        f"{SUBJECT}::test_sizes_left_open_are_those_of_the_complete_config",
+        f"{SUBJECT}::test_certified_model_resolves_unset_config_sizes",
     ),
     Bug(
         "a certificate's sequences end with the prefix",
-        "verify.subject:subject_of",
+        "verify.certified_model:certified_model",
         takes(model=having(minimum_prefill=1)),
-        f"{SUBJECT}::test_rows_are_longer_than_the_prefix",
+        f"{SUBJECT}::test_verification_sequences_are_longer_than_the_prefix",
     ),
     Bug(
         "verify always exits with status 0",
         "cli.verify:main",
         then(lambda status: 0),
-        "cli/test_verbs.py::test_a_certificate_is_printed_written_and_drawn",
+        "cli/test_verbs.py::test_verify_prints_and_stores_which_properties_hold",
     ),
 )

@@ -16,7 +16,7 @@ def _size(documents):
     return sum(document.num_bytes for document in documents)
 
 
-def test_the_standard_library_is_large_enough_and_has_no_tests():
+def test_standard_library_corpus_has_over_8_mb_and_no_test_files():
     documents = standard_library()
     names = [document.name for document in documents]
     assert names == sorted(set(names))
@@ -33,7 +33,7 @@ def test_the_standard_library_is_large_enough_and_has_no_tests():
     assert 1.4 < bits["xz"] < bits["gzip"] < 2.2
 
 
-def test_files_of_earlier_runs_are_not_read(tmp_path):
+def test_reading_a_folder_skips_files_of_earlier_training_runs(tmp_path):
     """The tokenizer, samples and metrics of runs in a named folder are skipped."""
     run = tmp_path / "runs" / "stdlib"
     (run / "tokens").mkdir(parents=True)
@@ -45,9 +45,9 @@ def test_files_of_earlier_runs_are_not_read(tmp_path):
     assert skipped == [f"{run}: a run"]
 
 
-def test_a_python_without_library_source_is_refused(tmp_path, monkeypatch):
+def test_missing_standard_library_source_raises_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus.sysconfig, "get_path", lambda name: str(tmp_path))
-    message = f"{tmp_path}: this Python installation has no library source; give TEXT to train on"
+    message = f"{tmp_path}: this Python installation has no library source; name a TEXT to train on"
     assert error_of(standard_library) == message
 
 
@@ -70,7 +70,7 @@ def test_folders_are_read_recursively_in_sorted_order(tmp_path):
     assert (_texts(documents), skipped) == ([("z.txt", "z")], [])
 
 
-def test_files_without_text_in_a_folder_are_skipped_and_listed(tmp_path):
+def test_reading_a_folder_skips_and_lists_files_without_text(tmp_path):
     (tmp_path / "text.txt").write_text("text")
     (tmp_path / "empty.txt").touch()
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
@@ -86,11 +86,11 @@ def test_files_without_text_in_a_folder_are_skipped_and_listed(tmp_path):
         f"{tmp_path / 'loop'}: a link to a folder",
         f"{tmp_path / 'pipe'}: not a file",
         f"{tmp_path / 'self'}: not a file",
-        f"{tmp_path / 'zeros.bin'}: not a text file (it has NUL bytes)",
+        f"{tmp_path / 'zeros.bin'}: not a text file (it contains NUL bytes)",
     ]
 
 
-def test_a_named_path_without_text_is_refused(tmp_path):
+def test_read_documents_rejects_a_path_without_readable_text(tmp_path):
     (tmp_path / "empty").touch()
     (tmp_path / "binary").write_bytes(b"\x7fELF\0")
     (tmp_path / "latin").write_bytes(b"\xff\xfe")
@@ -100,7 +100,7 @@ def test_a_named_path_without_text_is_refused(tmp_path):
     for name, problem in {
         "missing": "no such file or directory",
         "empty": "the file is empty",
-        "binary": "not a text file (it has NUL bytes)",
+        "binary": "not a text file (it contains NUL bytes)",
         "latin": "not UTF-8 text (byte 0 is 0xff)",
         "folder": "the folder has no UTF-8 text files",
         "self": "too many levels of symbolic links",

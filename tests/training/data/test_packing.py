@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import jaxformer as jf
 from jaxformer.training.batch import Batch, Share
-from jaxformer.training.config import HiddenTraining
+from jaxformer.training.config import MaskedTokensTraining
 from jaxformer.training.data.windows import WindowBatches
 from jaxformer.training.objectives import CrossEntropy, summed_loss
-from jaxformer.training.tasks.hidden_tokens import HiddenBatches
+from jaxformer.training.tasks.masked_tokens import MaskedBatches
 from tests.properties import tiny
 from tests.properties.models import MODELS
 from tests.slow import mostly_slow
@@ -34,7 +34,7 @@ def _model(name):
 
 
 class _Tokenizer:
-    """END opens a document and is also an ordinary word, as a config.json may define bos."""
+    """Tokenizer whose opening token is also an ordinary word, as a config.json may define it."""
 
     opening, before, after, mask_token, vocab_size = [END], [], [], MASK, 13
     text_ids = range(MASK)
@@ -47,22 +47,25 @@ def _batches(model, documents, share=None, **options):
     starts = np.cumsum([0, *(len(document) + 1 for document in documents[:-1])])
     sizes = {"batch_size": 2, **options}
     if isinstance(model.config, jf.EncoderConfig):
-        config = HiddenTraining(model=model.config, mask_rate=0.4, packing="documents", **sizes)
+        sizes["gradient_accumulation_steps"] = sizes.pop("accumulate", 1)
+        config = MaskedTokensTraining(
+            model=model.config, mask_rate=0.4, packing="documents", **sizes
+        )
         stream = SimpleNamespace(ids=ids, starts=starts)
-        return HiddenBatches(stream, config, _Tokenizer, share)
+        return MaskedBatches(stream, config, _Tokenizer, share)
     return WindowBatches(ids, model.config.max_length, starts=starts, share=share, **sizes)
 
 
 def _alone(batch: Batch) -> Batch:
-    """Returns a batch with each document at the start of a separate row, and rows of padding."""
+    """Returns a batch with each document in a separate sequence, and with sequences of padding."""
     length = batch.inputs.shape[1]
     apart = Batch(*(np.zeros((2 * length, length), x.dtype) for x in batch[:4]))
-    rows = iter(range(2 * length))
-    for inputs, targets, weights, segments in zip(*batch[:4], strict=True):
-        for segment in range(1, segments.max() + 1):
-            here, row = segments == segment, next(rows)
+    indices = iter(range(2 * length))
+    for inputs, targets, weights, segment_ids in zip(*batch[:4], strict=True):
+        for segment in range(1, segment_ids.max() + 1):
+            here, index = segment_ids == segment, next(indices)
             for to, of in zip(apart, (inputs, targets, weights, here), strict=False):
-                to[row, : here.sum()] = of[here]
+                to[index, : here.sum()] = of[here]
     return apart
 
 
@@ -72,7 +75,7 @@ documents = st.lists(st.lists(st.integers(0, 11), max_size=15), min_size=2, max_
 
 
 @pytest.mark.parametrize("name", mostly_slow(KINDS, "dilated cnn"))
-def test_the_loss_of_packed_documents_is_that_of_single_documents(name):
+def test_loss_of_packed_documents_equals_loss_of_documents_alone(name):
     model, loss_of = _model(name)
 
     @given(documents, st.integers(0, 3))
@@ -89,7 +92,7 @@ def test_the_loss_of_packed_documents_is_that_of_single_documents(name):
 
 
 @pytest.mark.parametrize("name", mostly_slow(("llama", "encoder"), "llama"))
-def test_what_processes_read_together_is_the_batch_of_one(name):
+def test_packed_batches_of_all_processes_form_the_batch_of_one_process(name):
     model, _ = _model(name)
     texts = [[1, 2, 3] * 9, [4, 5, 6, 7], [8] * 20]
     how = {"batch_size": 4, "accumulate": 2}
@@ -105,10 +108,10 @@ def test_what_processes_read_together_is_the_batch_of_one(name):
 
 
 @pytest.mark.parametrize("packing", mostly_slow(["windows", "documents"], "documents"))
-def test_marks_and_special_tokens_are_never_hidden_nor_drawn(packing, quick_compilation):
-    """`mask_rate` of the remaining tokens are hidden, and the segments are those of the targets.
+def test_special_tokens_are_never_masked_or_inserted(packing, quick_compilation):
+    """A fraction `mask_rate` of the ordinary tokens is masked, with the segment ids of the targets.
 
-    Each token of the stream is its index, so a target shows its place.
+    Each token of the stream equals its index, so a target reveals its position.
     """
     special, opening = {2, 50, 51}, 2
     starts = np.array([0, 3, 40, 42, 90])
@@ -122,21 +125,21 @@ def test_marks_and_special_tokens_are_never_hidden_nor_drawn(packing, quick_comp
         text_ids=sorted(set(range(150)) - special),
     )
     model = jf.EncoderConfig(vocab_size=300, max_length=16, num_layers=1, embed_dim=8, num_heads=2)
-    config = HiddenTraining(model=model, mask_rate=0.4, batch_size=64, packing=packing)
+    config = MaskedTokensTraining(model=model, mask_rate=0.4, batch_size=64, packing=packing)
     stream = SimpleNamespace(ids=np.arange(140), starts=starts)
-    batches = HiddenBatches(stream, config, tokenizer)
+    batches = MaskedBatches(stream, config, tokenizer)
     number, hidden, drawn = 0, 0, set()
     for batch in itertools.islice(batches, 20):
-        inputs, targets, weights, segments = (None if x is None else x[0] for x in batch[:4])
-        real = np.ones_like(targets) if segments is None else segments > 0
+        inputs, targets, weights, segment_ids = (None if x is None else x[0] for x in batch[:4])
+        real = np.ones_like(targets) if segment_ids is None else segment_ids > 0
         assert (
             not weights[np.isin(targets, [*marks, *special])].any() and not weights[real == 0].any()
         )
         number += int((real * ~np.isin(targets, [*marks, *special])).sum())
         hidden += int(weights.sum())
         drawn |= set(inputs[(weights > 0) & (inputs != targets)].tolist())
-        if segments is not None:
-            begins = (np.diff(segments, prepend=0) > 0)[:, 1:] & (real[:, 1:] > 0)
+        if segment_ids is not None:
+            begins = (np.diff(segment_ids, prepend=0) > 0)[:, 1:] & (real[:, 1:] > 0)
             assert np.array_equal(begins, np.isin(targets, starts)[:, 1:] & (real[:, 1:] > 0))
     assert abs(hidden / number - 0.4) < 5 * np.sqrt(0.24 / number)
     assert drawn == {*tokenizer.text_ids, tokenizer.mask_token}

@@ -15,24 +15,24 @@ ids = st.lists(st.integers(1, 50), min_size=1, max_size=30)
 pairs = st.lists(st.tuples(ids, ids), min_size=1, max_size=40)
 
 
-def rows(batch):
-    """Yields the (source, target) of each row that counts, from a batch."""
-    for row in range(batch.inputs.shape[1]):
-        weights, real = batch.weights[0, row], batch.segments[0, row]
+def pairs_in(batch):
+    """Yields (source, target) for each sequence of a batch that is not padding."""
+    for index in range(batch.inputs.shape[1]):
+        weights, real = batch.weights[0, index], batch.segment_ids[0, index]
         if not weights.any():
             continue
-        inputs = batch.inputs[0, row][real == 1].tolist()
-        targets = batch.targets[0, row][weights == 1].tolist()
+        inputs = batch.inputs[0, index][real == 1].tolist()
+        targets = batch.targets[0, index][weights == 1].tolist()
         assert inputs == [END, *targets[:-1]] and targets[-1] == END
-        source = batch.source[0, row][batch.source_segments[0, row] == 1].tolist()
+        source = batch.source[0, index][batch.source_segment_ids[0, index] == 1].tolist()
         yield tuple(source), tuple(targets[:-1])
 
 
 @given(pairs=pairs, seed=st.integers(0, 5), num_buckets=st.integers(1, 4))
-def test_an_epoch_has_every_pair_once(pairs, seed, num_buckets):
-    """Every epoch has every pair exactly once, in another order.
+def test_epoch_of_pair_batches_contains_every_pair_once(pairs, seed, num_buckets):
+    """Every epoch contains every pair exactly once, in a different order.
 
-    The end of text is in front of the inputs and behind the targets. Padding has weight 0.
+    The end-of-text token precedes the inputs and ends the targets. Padding has weight 0.
     """
     batches = PairBatches(pairs, 40, END, seed, num_buckets)
     wanted = Counter((tuple(source), tuple(target)) for source, target in pairs)
@@ -43,10 +43,12 @@ def test_an_epoch_has_every_pair_once(pairs, seed, num_buckets):
             assert batches.epoch == epoch
             assert batch.inputs.shape[2] in batches.widths
             assert batch.inputs.shape[2] <= max(len(side) + 1 for pair in pairs for side in pair)
-            a_source = batch.source_segments.any(axis=2)
-            assert (a_source == batch.segments.any(axis=2)).all()  # a padding row has neither side
-            assert not batch.weights[batch.segments == 0].any()
-            found.update(rows(batch))
+            a_source = batch.source_segment_ids.any(axis=2)
+            assert (
+                a_source == batch.segment_ids.any(axis=2)
+            ).all()  # a padding sequence has neither side
+            assert not batch.weights[batch.segment_ids == 0].any()
+            found.update(pairs_in(batch))
         assert found == wanted
 
 
@@ -56,10 +58,12 @@ def test_an_epoch_has_every_pair_once(pairs, seed, num_buckets):
     multiple=st.integers(2, 9),
     accumulate=st.sampled_from([1, 3]),
 )
-def test_what_comes_is_the_same_on_any_number_of_devices(pairs, seed, multiple, accumulate):
-    """Micro-batches have the same pairs for any `multiple`, with more rows of padding.
+def test_batches_contain_the_same_pairs_for_any_number_of_devices(
+    pairs, seed, multiple, accumulate
+):
+    """Micro-batches contain the same pairs for any `multiple`, with more padding.
 
-    So the losses are equal, and a run that one device saved continues on several devices.
+    The losses are therefore equal, and a run that one device saved continues on several devices.
     """
     one, many = (
         PairBatches(pairs, 64, END, seed, 1, accumulate=accumulate, multiple=number)
@@ -71,7 +75,7 @@ def test_what_comes_is_the_same_on_any_number_of_devices(pairs, seed, multiple, 
         assert filled.inputs.shape[1] % multiple == 0 and num_tokens(few) == num_tokens(filled)
         for x, y in zip(few, filled, strict=True):
             np.testing.assert_array_equal(x, y[:, :number])
-        assert not filled.segments[:, number:].any()
+        assert not filled.segment_ids[:, number:].any()
         for batches, batch in ((one, few), (many, filled)):
             assert batch.inputs.shape in [shape.inputs.shape for shape in batches.shapes()]
     many.restore(one.state())
@@ -90,20 +94,24 @@ def test_a_restored_iterator_continues_with_the_same_batches(pairs, seed, steps)
             np.testing.assert_array_equal(one, other)
 
 
-def test_another_seed_gives_another_order():
+def test_seed_determines_the_order_of_training_pairs():
     many = [([i + 1], [i + 1]) for i in range(50)]
     orders = [
-        [pair for batch in range(3) for pair in rows(next(batches))]
+        [pair for batch in range(3) for pair in pairs_in(next(batches))]
         for batches in (PairBatches(many, 64, END, seed) for seed in (0, 0, 1))
     ]
     assert orders[0] == orders[1] != orders[2]
 
 
-def test_invalid_pairs_are_refused():
+def test_pair_batches_reject_invalid_pairs():
     for given_pairs, tokens, message in (
-        ([], 8, "there are none"),
-        ([([1], [2]), ([1], [])], 8, "one side of number 2 is empty"),
-        ([([1] * 9, [2])], 8, "number 1 has 9 tokens on a side; a row of a batch holds at most 8"),
+        ([], 8, "pairs is empty"),
+        ([([1], [2]), ([1], [])], 8, "one side of pair 2 is empty"),
+        (
+            [([1] * 9, [2])],
+            8,
+            "pair 1 has 9 tokens on a side; a sequence of a batch holds at most 8",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             PairBatches(given_pairs, tokens, END)
@@ -115,7 +123,9 @@ def test_invalid_pairs_are_refused():
     count=st.sampled_from([1, 2, 3]),
     accumulate=st.sampled_from([1, 2]),
 )
-def test_what_processes_read_together_is_the_batch_of_one(pairs, seed, count, accumulate):
+def test_pair_batches_of_all_processes_form_the_batch_of_one_process(
+    pairs, seed, count, accumulate
+):
     def read(share):
         how = {"accumulate": accumulate, "multiple": count, "share": share}
         return PairBatches(pairs, 200, END, seed, **how)

@@ -1,4 +1,4 @@
-"""Reading of records and compressed files, and the errors for damaged ones."""
+"""Reading records and compressed files, and errors for damaged files."""
 
 import gzip
 import json
@@ -34,7 +34,7 @@ def _texts(documents):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet"])
-def test_each_record_is_a_document_in_every_iteration(tmp_path, name):
+def test_each_json_or_parquet_record_is_read_as_one_document(tmp_path, name):
     path = tmp_path / name
     if name.endswith(".parquet"):
         _write_table(path, {"id": range(5), "text": TEXTS}, row_group_size=2)
@@ -48,8 +48,8 @@ def test_each_record_is_a_document_in_every_iteration(tmp_path, name):
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
-def test_a_file_of_text_is_read_in_pieces(tmp_path, monkeypatch, suffix):
-    """A piece may end anywhere, even inside a character."""
+def test_text_files_are_read_in_pieces_of_limited_size(tmp_path, monkeypatch, suffix):
+    """A piece may end anywhere, even within a character."""
     monkeypatch.setattr(module, "PIECE_BYTES", 2)
     text = "".join(TEXTS)
     (tmp_path / f"a.txt{suffix}").write_bytes(_compressed(suffix, text.encode()))
@@ -59,12 +59,12 @@ def test_a_file_of_text_is_read_in_pieces(tmp_path, monkeypatch, suffix):
         assert Excerpt(file, start, stop).text == text[start:stop]
 
 
-def test_another_field_may_hold_the_text(tmp_path):
+def test_text_field_option_selects_the_field_of_records(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"content": "one"}\n{"content": "two", "text": 3}\n')
     assert _texts(read_documents([tmp_path], "content")[0]) == ["one", "two"]
 
 
-def test_copies_and_empty_records_are_left_out_and_counted(tmp_path):
+def test_duplicate_and_empty_records_are_dropped_and_counted(tmp_path):
     lines = [json.dumps({"text": text}) for text in ["one", "two", "", "one", "one", "three"]]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     (tmp_path / "b.txt").write_text("two")
@@ -74,7 +74,7 @@ def test_copies_and_empty_records_are_left_out_and_counted(tmp_path):
     assert _texts(documents) == ["one", "two", "three", "four"]
     assert len(documents) == 4 and documents.sizes.tolist() == [3, 3, 5, 4]
     assert skipped == [
-        f"{tmp_path / 'a.jsonl'}: 3 of 6 records, copies of others or empty",
+        f"{tmp_path / 'a.jsonl'}: 3 of 6 records, empty or copies of earlier texts",
         f"{tmp_path / 'b.txt'}: a copy of {tmp_path / 'a.jsonl'}",
         f"{tmp_path / 'd.txt'}: a copy of {tmp_path / 'c.txt'}",
     ]
@@ -85,16 +85,17 @@ def test_copies_and_empty_records_are_left_out_and_counted(tmp_path):
     [
         ("{", "is not valid JSON: Expecting property name"),
         ("3", "is a int, not an object"),
-        ('{"id": 1}', "has no text in 'text'; set --text-field to its field"),
+        ('{"id": 1}', "has no text in 'text'; set --text-field to the field with the text"),
         ('{"text": null}', "has no text in 'text'"),
         ('{"text": "\\ud800"}', "has a text that is not Unicode (a lone surrogate)"),
         ('{"text": "\udcff"}', "is not valid JSON: 'utf-8' codec can't decode"),
     ],
 )
-def test_a_damaged_record_is_named(tmp_path, line, problem):
-    """A damaged record is an error even in a folder.
+def test_error_for_damaged_json_record_states_its_line_number(tmp_path, line, problem):
+    """A damaged record raises an error, even in a folder.
 
-    If the first line is damaged, the file may have another format, and a folder skips it.
+    If the first line is damaged, the file may have a different format. A folder then skips the
+    file.
     """
     path, other = tmp_path / "a.jsonl", tmp_path / "b.txt"
     other.write_text("text")
@@ -109,7 +110,7 @@ def test_a_damaged_record_is_named(tmp_path, line, problem):
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.jsonl.zst", "a.txt.zst"])
-def test_a_damaged_compressed_file_is_reported_with_its_line(tmp_path, monkeypatch, name):
+def test_error_for_damaged_compressed_file_states_its_line_number(tmp_path, monkeypatch, name):
     monkeypatch.setattr(module, "PIECE_BYTES", 1 << 16)
     data = "".join(json.dumps({"text": f"{n * 7919 % 10007} " * 9}) + "\n" for n in range(20_000))
     path = tmp_path / name
@@ -124,8 +125,8 @@ def test_a_damaged_compressed_file_is_reported_with_its_line(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz"])
-def test_a_small_damaged_file_is_not_skipped(tmp_path, name):
-    """Its readable part was text, so a folder does not skip it."""
+def test_damaged_small_compressed_file_raises_error_and_is_not_skipped(tmp_path, name):
+    """A folder does not skip such a file, because its readable part was text."""
     (tmp_path / "b.txt").write_text("text")
     path = tmp_path / name
     whole = gzip.compress(b'{"text": "some"}\n{"text": "more"}\n')
@@ -138,7 +139,7 @@ def test_a_damaged_parquet_file_is_reported_with_its_row(tmp_path):
     path = tmp_path / "a.parquet"
     values = [*TEXTS, None, "more"]
     _write_table(path, {"text": values})
-    message = f"{path}: row 6 has no text in 'text'; set --text-field to its field"
+    message = f"{path}: row 6 has no text in 'text'; set --text-field to the field with the text"
     assert error_of(read_documents, [path]) == error_of(read_documents, [tmp_path]) == message
     texts = [f"{n * 7919 % 10007}" * 9 for n in range(4000)]
     options = {"row_group_size": 1000, "compression": "gzip", "write_page_checksum": True}
@@ -150,23 +151,25 @@ def test_a_damaged_parquet_file_is_reported_with_its_row(tmp_path):
     assert message.startswith(f"{path}: damaged at row ")
     assert 1000 <= int(message.split("row ")[1].split()[0]) <= 3001
     _write_table(path, {"content": TEXTS, "id": range(5)})
-    message = f"{path}: it has no column 'text'; set --text-field to one of content, id"
+    message = f"{path}: column 'text' is missing; set --text-field to one of content, id"
     assert error_of(read_documents, [path]) == message
 
 
 @pytest.mark.parametrize(
     "name, package", [("a.parquet", "pyarrow.parquet"), ("a.txt.zst", "pyarrow")]
 )
-def test_a_missing_package_is_reported_with_its_installation(tmp_path, monkeypatch, name, package):
+def test_a_missing_package_is_reported_with_an_install_command(
+    tmp_path, monkeypatch, name, package
+):
     path = tmp_path / name
     path.touch()
     monkeypatch.setitem(sys.modules, package, None)
-    message = f"to read {path} the package pyarrow is needed: pip install -e '.[data]'"
+    message = f"to read {path}, install pyarrow: pip install -e '.[data]'"
     assert error_of(read_documents, [tmp_path]) == message
 
 
 class _Table(list):
-    """A table like that of the package datasets: a slice is a dictionary of columns."""
+    """A table like a table of the datasets package: a slice is a dictionary of columns."""
 
     column_names = ("text",)
 
@@ -186,27 +189,27 @@ def test_a_hub_dataset_is_loaded_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     documents, skipped = read_documents(["hf:owner/name"])
     assert _texts(documents) == TEXTS
-    assert skipped == ["hf:owner/name: 995 of 1,000 records, copies of others or empty"]
+    assert skipped == ["hf:owner/name: 995 of 1,000 records, empty or copies of earlier texts"]
     read_documents(["hf:owner/name/subset:test"])
     assert set(asked) == {("owner/name", "train"), ("owner/name", "subset", "test")}
     message = 'hf:owner/name:none: Unknown split "none"'
     assert error_of(read_documents, ["hf:owner/name:none"]) == message
     message = "hf:name: it must be hf:OWNER/NAME or hf:OWNER/NAME/SUBSET"
     assert error_of(read_documents, ["hf:name"]) == message
-    message = "hf:a/b: it has no column 'body'; set --text-field to one of text"
+    message = "hf:a/b: column 'body' is missing; set --text-field to one of text"
     assert error_of(read_documents, ["hf:a/b"], "body") == message
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(tmp_path):
+def test_a_file_that_changes_during_reading_raises_an_error(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(LINES))
     documents, _ = read_documents([path])
     path.write_text("\n".join(LINES[:3]))
-    message = f"{path}: the file was changed while it was read"
+    message = f"{path}: the file changed during reading; start again"
     assert error_of(list, documents) == message
 
 
-def test_an_unreadable_source_adds_nothing():
+def test_adding_an_unreadable_document_leaves_documents_unchanged():
     class Broken(Document):
         def pieces(self):
             yield "half"
@@ -224,8 +227,8 @@ def test_an_unreadable_source_adds_nothing():
     "name",
     ["a.ndjson", "a.JSONL", "a.Jsonl.GZ", "a.ndjson.zst", "a.json", "b.json", "a.JSON.gz"],
 )
-def test_records_are_recognized_by_every_suffix(name, tmp_path):
-    """They are read by line or as one list (b.json), never as plain text.
+def test_record_files_are_recognized_by_suffix(name, tmp_path):
+    """Records are read by line or as a list (b.json), never as plain text.
 
     A byte order mark is removed.
     """
@@ -256,8 +259,10 @@ def test_invalid_record_files_are_never_read_as_plain_text(name, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst", ".GZ"])
 @pytest.mark.parametrize("piece_bytes", [1, 2, 100])
-def test_a_byte_order_mark_is_dropped(suffix, piece_bytes, tmp_path, monkeypatch):
-    """Only one is removed, at the beginning. A file with nothing else is empty."""
+def test_byte_order_mark_at_the_start_of_a_file_is_removed(
+    suffix, piece_bytes, tmp_path, monkeypatch
+):
+    """Only a byte order mark at the beginning is removed. A file without further bytes is empty."""
     monkeypatch.setattr(module, "PIECE_BYTES", piece_bytes)
     text = "\ufeffone\n\ufefftwo"
     for name, content in (("a.txt", "\ufeff" + text), ("b.txt", "\ufeff"), ("c.txt", text)):

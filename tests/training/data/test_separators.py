@@ -1,4 +1,4 @@
-"""A written end of text separates documents; a text that only mentions it is not divided."""
+"""A written end-of-text token separates documents; a text that only mentions it is not split."""
 
 import gzip
 import io
@@ -30,7 +30,7 @@ def texts_of(path, **options):
 
 
 def of(*texts, inline=True):
-    """Returns the texts that are not blank, divided."""
+    """Returns the parts of a text, without blank parts."""
     return [text for text, _ in divided(texts, inline=inline) if text.strip()]
 
 
@@ -38,7 +38,7 @@ LINES = st.sampled_from(["one\n", "two words\n", "\n", "x", f"{END}\n", f"  {END
 
 
 @given(st.lists(LINES).map("".join), st.booleans(), st.integers(1, 40))
-def test_a_text_is_divided_in_the_same_way_in_any_parts(text, inline, size):
+def test_splitting_at_end_of_text_is_independent_of_chunk_sizes(text, inline, size):
     parts = [text[at : at + size] for at in range(0, len(text), size)]
     whole = list(divided([text], inline=inline))
     assert list(divided(parts, inline=inline)) == whole
@@ -72,7 +72,7 @@ MENTIONS = [
 
 
 @pytest.mark.parametrize("text, expected", SEPARATE)
-def test_a_written_end_of_text_separates_documents(text, expected, tmp_path):
+def test_end_of_text_token_in_a_text_file_separates_documents(text, expected, tmp_path):
     (tmp_path / "a.txt").write_bytes(text.encode())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(text.encode()))
     assert of(text) == expected
@@ -81,20 +81,20 @@ def test_a_written_end_of_text_separates_documents(text, expected, tmp_path):
 
 
 @pytest.mark.parametrize("text", MENTIONS)
-def test_a_text_that_mentions_the_end_of_text_is_one_document(text):
+def test_a_text_that_mentions_the_end_of_text_token_is_not_split(text):
     text = f"some words\n{text} more\nand words\n"
     assert of(text) == of(text, inline=False) == [text]
 
 
 @pytest.mark.parametrize("name", ["a.py", "b.md", "c.html", "d.rs.gz"])
-def test_files_of_code_and_markup_are_never_divided(name, tmp_path):
+def test_code_and_markup_files_are_not_split_at_end_of_text_tokens(name, tmp_path):
     text = f'x = """\n{END}\n"""\ny = "a{END}B"\n'
     data = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
     (tmp_path / name).write_bytes(data)
     assert texts_of(tmp_path / name) == [text]
 
 
-def test_records_are_divided_at_separate_lines_and_at_their_ends(tmp_path):
+def test_end_of_text_splits_a_record_only_at_its_ends_or_as_a_whole_line(tmp_path):
     records = [f"{END}a{END}", f"b\n{END}\nc", f"d{END}E", ""]
     lines = [json.dumps({"text": text}) + "\n" for text in records]
     (tmp_path / "a.jsonl").write_text("".join(lines))
@@ -103,7 +103,7 @@ def test_records_are_divided_at_separate_lines_and_at_their_ends(tmp_path):
     assert texts_of(tmp_path / "a.jsonl", drop_copies=False) == [*expected, ""]
 
 
-def test_a_separator_at_the_border_of_two_pieces_of_a_file_is_found(tmp_path, monkeypatch):
+def test_end_of_text_token_across_two_chunks_of_a_file_is_found(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text(f"\n{END}\n".join(STORIES))
     expected = texts_of(tmp_path / "a.txt")
     assert expected == [f"{story}\n" for story in STORIES[:-1]] + STORIES[-1:]
@@ -112,11 +112,11 @@ def test_a_separator_at_the_border_of_two_pieces_of_a_file_is_found(tmp_path, mo
         assert texts_of(tmp_path / "a.txt") == expected
 
 
-def test_a_run_learns_the_end_of_each_document(tmp_path):
-    """Every document of a dump begins and ends with the end-of-text token, in both parts."""
+def test_every_document_of_a_split_text_begins_and_ends_with_end_of_text(tmp_path):
+    """In both parts, every document of a dump begins and ends with the end-of-text token."""
     (tmp_path / "a.txt").write_text(END.join(STORIES) + f'the "{END}" token')
     folder, said = RunFolder(tmp_path / "run"), io.StringIO()
-    config, screen = TextTraining(model=MODEL, held_out=0.5), Screen(file=said)
+    config, screen = TextTraining(model=MODEL, validation_fraction=0.5), Screen(file=said)
     gathered = TextTask.gather(Inputs((tmp_path / "a.txt",)), config, screen)
     TextTask.write(folder, config, gathered, screen)
     data = read_data(folder)
@@ -128,12 +128,12 @@ def test_a_run_learns_the_end_of_each_document(tmp_path):
         if ids[0] == data.tokenizer.end_of_text
     ]
     assert sorted(texts) == sorted([*STORIES[:-1], f'{STORIES[-1]}the "{END}" token'])
-    assert f"{END} (29); they divide 1 file into 30 documents" in said.getvalue()
-    assert "1 special token spelled out in the text" in said.getvalue()
+    assert f"{END} (29); the separators split 1 file into 30 documents" in said.getvalue()
+    assert "1 special token is spelled out in the text" in said.getvalue()
 
 
 @pytest.mark.slow
-def test_evaluate_scores_the_documents_between_separators(tmp_path, capsys):
+def test_evaluate_treats_text_between_separators_as_documents(tmp_path, capsys):
     (tmp_path / "a.txt").write_text(f"{END}\n".join(STORIES))
     (tmp_path / "b").mkdir()
     for number, story in enumerate(STORIES):

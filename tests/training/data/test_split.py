@@ -15,7 +15,7 @@ from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)
 
-# Many documents of a few characters to a few documents of thousands; some are copies.
+# From many documents of a few characters to a few documents of thousands. Some are copies.
 lengths = st.one_of(st.integers(1, 30), st.integers(100, 5000))
 contents = st.builds(
     lambda length, seed: "".join(random.Random(seed).choices("abcé猫 \n", k=length)),
@@ -40,7 +40,9 @@ def _size(documents):
 
 @many_cases
 @given(collections, fractions, st.sampled_from([0, 100, 500_000]))
-def test_every_character_is_in_exactly_one_part(documents, fraction, minimum_bytes):
+def test_every_character_is_either_in_training_or_in_held_out_text(
+    documents, fraction, minimum_bytes
+):
     try:
         train, held_out = split(documents, fraction, minimum_bytes)
     except ValueError:
@@ -61,7 +63,9 @@ def test_every_character_is_in_exactly_one_part(documents, fraction, minimum_byt
 
 @many_cases
 @given(collections, fractions, st.randoms())
-def test_neither_order_nor_names_change_the_parts(documents, fraction, shuffler):
+def test_train_and_held_out_split_is_independent_of_order_and_names_of_documents(
+    documents, fraction, shuffler
+):
     shuffled = [Document("renamed " + document.name, document.text) for document in documents]
     shuffler.shuffle(shuffled)
     try:
@@ -76,7 +80,7 @@ def test_neither_order_nor_names_change_the_parts(documents, fraction, shuffler)
 
 @many_cases
 @given(collections, fractions)
-def test_copies_are_in_the_same_part(documents, fraction):
+def test_duplicate_documents_are_not_divided_between_train_and_held_out(documents, fraction):
     try:
         train, held_out = split(documents, fraction)
     except ValueError:
@@ -92,7 +96,7 @@ def test_copies_are_in_the_same_part(documents, fraction):
 
 
 @given(st.integers(0, 1000), st.sampled_from([0.05, 0.1, 0.5]))
-def test_the_held_out_part_has_the_given_size(seed, fraction):
+def test_the_held_out_part_has_the_requested_size(seed, fraction):
     sizes = random.Random(seed).choices(range(1, 100), k=500)
     documents = [Document("", f"{number} {'x' * size}") for number, size in enumerate(sizes)]
     total = _size(documents)
@@ -103,7 +107,7 @@ def test_the_held_out_part_has_the_given_size(seed, fraction):
     assert aim <= _size(held_out) <= 1.25 * aim
 
 
-def test_a_document_that_is_too_large_is_not_held_out_whole():
+def test_only_part_of_a_large_document_is_held_out():
     small = [Document(f"small {number}", f"{number} " * 50) for number in range(200)]
     book = Document("book", "one line\n" * 10_000)
     _, held_out = split([*small, book], 0.1, 0)
@@ -111,7 +115,7 @@ def test_a_document_that_is_too_large_is_not_held_out_whole():
     assert any(name.startswith("small") for name, _ in held_out)
 
 
-def test_one_document_gives_its_end_from_a_line_break_on():
+def test_a_single_document_is_split_at_a_line_break():
     lines = [f"line {number} of the book\n" for number in range(1000)]
     (train,), (held_out,) = split([Document("book", "".join(lines))], fraction=0.1, minimum_bytes=0)
     assert train.text + held_out.text == "".join(lines)
@@ -119,19 +123,19 @@ def test_one_document_gives_its_end_from_a_line_break_on():
     assert 0.099 < len(held_out.text) / len("".join(lines)) <= 0.1
 
 
-def test_a_single_long_line_is_cut_anywhere():
+def test_held_out_fraction_of_a_single_long_line_is_exact():
     (train,), (held_out,) = split([Document("line", "x" * 1000)], fraction=0.1, minimum_bytes=0)
     assert (len(train.text), len(held_out.text)) == (900, 100)
 
 
-def test_the_minimum_is_at_most_a_tenth():
+def test_minimum_held_out_size_never_exceeds_a_tenth_of_the_text():
     book = [Document("book", "x" * 1_000_000)]
     sizes = [_size(split(book, 0.02, minimum)[1]) for minimum in (0, 50_000, 500_000)]
     assert sizes == [20_000, 50_000, 100_000]
 
 
-def test_at_most_the_maximum_of_a_large_text_is_held_out():
-    """The end of large documents, or whole small documents, are held out."""
+def test_held_out_size_of_a_large_text_stays_near_the_given_maximum():
+    """The ends of large documents, or whole small documents, are held out."""
     book = [Document("book", "x" * 1_000_000)]
     assert [_size(split(book, 0.1, 0, most)[1]) for most in (50_000, 10**9)] == [50_000, 100_000]
     small = [Document("", f"{number} {'x' * 90}") for number in range(2000)]
@@ -140,8 +144,9 @@ def test_at_most_the_maximum_of_a_large_text_is_held_out():
 
 @many_cases
 @given(st.integers(0, 1000), st.integers(30, 400), st.sampled_from([0.01, 0.03, 0.2]))
-def test_an_explicit_fraction_is_held_out_exactly(seed, number, fraction):
-    """For texts of any size: whole documents up to 1.25 times the fraction, or the end of each."""
+def test_held_out_size_is_close_to_an_explicit_fraction(seed, number, fraction):
+    """Of any text, whole documents are held out up to 1.25 times the fraction, or each one's
+    end."""
     sizes = random.Random(seed).choices(range(2, 2000), k=number)
     documents = [Document("", f"{number} {'x' * size}") for number, size in enumerate(sizes)]
     aim = fraction * _size(documents)
@@ -149,21 +154,24 @@ def test_an_explicit_fraction_is_held_out_exactly(seed, number, fraction):
 
 
 @pytest.mark.parametrize("fraction", [0, -0.1, 0.51, float("nan")])
-def test_a_fraction_out_of_range_is_refused(fraction):
+def test_split_rejects_fraction_out_of_range(fraction):
     message = f"fraction is {fraction}; it must be in (0, 0.5]"
     assert error_of(split, [Document("a", "text")], fraction) == message
 
 
 @pytest.mark.parametrize("documents", [[], [Document("a", "x")]])
-def test_too_little_text_to_divide_is_refused(documents):
-    message = f"documents: {len(documents)} bytes of text are too few to hold some of them out"
+def test_too_little_text_to_split_is_rejected(documents):
+    message = (
+        f"documents have {len(documents)} bytes, too few for a training and a held-out part; "
+        "give more text"
+    )
     assert error_of(split, documents) == message
 
 
 def _by_hand(documents, fraction, minimum):
-    """Implements the rule in plain Python on texts in memory.
+    """Implements the split in plain Python, on texts in memory.
 
-    Scores of the default run are comparable only as long as the split follows this rule.
+    Scores of the default run stay comparable only if the split follows this rule.
     """
     total = _size(documents)
     aim = max(fraction * total, min(minimum, total / 10))
@@ -193,7 +201,7 @@ def _by_hand(documents, fraction, minimum):
 
 @many_cases
 @given(collections, fractions, st.sampled_from([0, 100, 500_000]))
-def test_the_parts_follow_the_rule_in_plain_python(documents, fraction, minimum):
+def test_train_and_held_out_split_equals_a_plain_python_version(documents, fraction, minimum):
     try:
         parts = split(documents, fraction, minimum)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The token file holds the whole text and is written again only if necessary."""
+"""The token file holds the whole text and is rewritten only if necessary."""
 
 import tempfile
 from pathlib import Path
@@ -30,7 +30,7 @@ STREAM = [
 ]
 
 
-def test_the_token_file_holds_the_stream(tmp_path):
+def test_token_file_contains_the_ids_of_all_documents(tmp_path):
     stream = write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "train.tokens")
     assert stream.ids.tolist() == STREAM
     assert stream.ids.dtype == np.uint16
@@ -44,7 +44,7 @@ def test_the_token_file_holds_the_stream(tmp_path):
     assert again[2:] == stream[2:]
 
 
-def test_a_long_corpus_is_written_in_groups(tmp_path, monkeypatch):
+def test_token_file_written_in_several_steps_contains_all_documents(tmp_path, monkeypatch):
     monkeypatch.setattr(tokens, "_GROUP_CHARACTERS", 20)
     monkeypatch.setattr(tokenizer_module, "_PIECE_LENGTH", 7)
     stream = write_tokens(DOCUMENTS, TOKENIZER, tmp_path / "tokens")
@@ -60,7 +60,7 @@ def _check_documents(stream, tokenizer, documents, after=()):
 
 
 def words(opening, stop):
-    """Returns a tokenizer of lower-case words; its opening and stop tokens may be such words."""
+    """Returns a tokenizer of lower-case words. Its opening and stop tokens may be such words."""
     backend = tokenizers.Tokenizer(models.WordLevel({w: n for n, w in enumerate(WORDS)}, "?"))
     backend.normalizer = normalizers.Lowercase()
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -73,8 +73,8 @@ texts = st.lists(st.sampled_from([*WORDS, " ", "Cat", "\n"]), max_size=6).map(" 
 
 @settings(max_examples=8)
 @given(st.lists(texts, min_size=1, max_size=6), st.integers(0, 4), st.integers(0, 4))
-def test_documents_are_told_apart_whatever_their_words(texts, opening, stop):
-    """This holds even if the opening or the stop token is also a word of the texts."""
+def test_document_boundaries_are_independent_of_token_ids_in_the_text(texts, opening, stop):
+    """This includes opening and stop tokens that are also words of the texts."""
     documents, tokenizer = [Document("", text) for text in texts], words(opening, stop)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "_GROUP_CHARACTERS", 9)
@@ -101,13 +101,13 @@ def _tokenizer_of_size(vocab_size):
 
 
 @pytest.mark.parametrize("vocab_size, dtype", [(65_536, np.uint16), (65_537, np.uint32)])
-def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path, vocab_size, dtype):
+def test_token_ids_have_the_smallest_sufficient_dtype(tmp_path, vocab_size, dtype):
     stream = write_tokens([Document("", "ab")], _tokenizer_of_size(vocab_size), tmp_path / "tokens")
     assert stream.ids.dtype == dtype
     assert stream.ids.tolist() == [vocab_size - 1, vocab_size - 2, vocab_size - 2]
 
 
-def test_a_file_is_reused_only_for_the_same_text_and_tokenizer(tmp_path, monkeypatch):
+def test_token_file_is_reused_only_for_the_same_text_and_tokenizer(tmp_path, monkeypatch):
     path = tmp_path / "tokens"
     encoded = []
     original = tokens._encode
@@ -139,7 +139,7 @@ def _in_small_groups(monkeypatch):
 
 
 def _ended_after(monkeypatch, groups, *arguments):
-    """Calls write_tokens and ends it while it writes the group after `groups` groups."""
+    """Calls write_tokens and interrupts it while it writes the group after `groups` groups."""
     write_whole, written = tokens.write_whole, []
 
     def ended(journal, text):
@@ -155,11 +155,11 @@ def _ended_after(monkeypatch, groups, *arguments):
         file.write(b"half a group")
 
 
-def test_a_start_that_was_ended_is_gone_on_with(tmp_path, monkeypatch):
-    """A call that was interrupted anywhere, even twice, continues.
+def test_writing_a_token_file_continues_after_an_interruption(tmp_path, monkeypatch):
+    """A call that was interrupted anywhere, even twice, is continued by the next call.
 
-    Written tokens are not encoded again, the final file is the same, and the old file exists until
-    then.
+    The next call does not encode written tokens again, and the final file is the same. The old file
+    exists until then.
     """
     _in_small_groups(monkeypatch)
     path, whole, encoded = tmp_path / "tokens", tmp_path / "whole", []
@@ -180,7 +180,7 @@ def test_a_start_that_was_ended_is_gone_on_with(tmp_path, monkeypatch):
         assert sorted(tmp_path.iterdir()) == [path, whole]
 
 
-def test_what_was_begun_of_another_text_is_begun_anew(tmp_path, monkeypatch):
+def test_unfinished_token_file_of_another_text_is_discarded(tmp_path, monkeypatch):
     _in_small_groups(monkeypatch)
     path = tmp_path / "tokens"
     others = [Document(str(number), "x " * 90) for number in range(len(DOCUMENTS))]
@@ -188,13 +188,13 @@ def test_what_was_begun_of_another_text_is_begun_anew(tmp_path, monkeypatch):
     assert write_tokens(DOCUMENTS, TOKENIZER, path).ids.tolist() == STREAM
 
 
-def test_no_documents_are_refused(tmp_path):
-    message = "documents: there are none to tokenise"
+def test_write_tokens_rejects_an_empty_list_of_documents(tmp_path):
+    message = "documents is empty; it must have at least one document"
     assert error_of(write_tokens, [], TOKENIZER, tmp_path / "tokens") == message
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "text", "empty", "other"])
-def test_a_file_without_tokens_is_refused(tmp_path, damage):
+def test_an_invalid_token_file_is_rejected(tmp_path, damage):
     path = tmp_path / "tokens"
     write_tokens(DOCUMENTS, TOKENIZER, path)
     content = path.read_bytes()
@@ -203,5 +203,5 @@ def test_a_file_without_tokens_is_refused(tmp_path, damage):
         path.write_bytes(
             {"cut": content[:-1], "text": b"text", "empty": b"", "other": b"[]" + content}[damage]
         )
-    message = f"{path}: not a file of tokens; write_tokens makes one"
+    message = f"{path} is not a token file; create one with write_tokens"
     assert error_of(open_tokens, path) == message

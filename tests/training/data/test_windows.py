@@ -23,7 +23,7 @@ shapes = st.tuples(st.integers(1, 200), st.integers(1, 20), st.integers(1, 9), s
 
 
 def _batches(shape):
-    """Returns batches of a ring whose token at index i is i."""
+    """Returns batches of a circular stream whose token at index i is i."""
     num_tokens, length, batch_size, seed = shape
     assume(num_tokens > length)
     return WindowBatches(np.arange(num_tokens, dtype=np.uint16), length, batch_size, seed)
@@ -40,7 +40,7 @@ def _epochs(batches, length, count):
 
 @many_cases
 @given(shapes)
-def test_each_token_is_a_target_once_per_epoch(shape):
+def test_each_token_is_a_target_at_most_once_per_epoch(shape):
     num_tokens, length, _, _ = shape
     for epoch in _epochs(_batches(shape), length, 3):
         counts = np.bincount(epoch.ravel(), minlength=num_tokens)
@@ -50,7 +50,7 @@ def test_each_token_is_a_target_once_per_epoch(shape):
 
 @many_cases
 @given(shapes)
-def test_targets_are_the_inputs_moved_by_one(shape):
+def test_targets_of_training_windows_are_the_inputs_shifted_by_one(shape):
     num_tokens, length, batch_size, _ = shape
     batches = _batches(shape)
     for _ in range(3):
@@ -59,16 +59,16 @@ def test_targets_are_the_inputs_moved_by_one(shape):
         assert inputs.dtype == targets.dtype == np.int32
         assert type(inputs) is type(targets) is np.ndarray
         window = np.concatenate([inputs, targets[:, -1:]], axis=1)
-        assert np.all(np.diff(window, axis=1) % num_tokens == 1)  # the targets follow on the ring
+        assert np.all(np.diff(window, axis=1) % num_tokens == 1)  # successive on the circle
         assert np.array_equal(window[:, 1:], targets)
 
 
-def test_every_token_is_eventually_a_target():
+def test_every_token_is_a_training_target_in_some_epoch():
     epochs = _epochs(WindowBatches(np.arange(10), 4, 2), 4, 30)
     assert set(epochs.ravel()) == set(range(10))
 
 
-def test_epochs_and_seeds_differ_in_order_and_offset():
+def test_order_and_offset_of_windows_differ_between_epochs_and_seeds():
     tokens = np.arange(1000)
     seeds = [_epochs(WindowBatches(tokens, 10, 7, seed), 10, 3) for seed in range(3)]
     firsts = [epoch[:, 0] for epochs in seeds for epoch in epochs]
@@ -77,13 +77,13 @@ def test_epochs_and_seeds_differ_in_order_and_offset():
         for other in range(this):
             assert not np.array_equal(firsts[this], firsts[other])
             turned = (firsts[other] + firsts[this][0] - firsts[other][0]) % 1000
-            assert not np.array_equal(firsts[this], turned)  # not the same order elsewhere
+            assert not np.array_equal(firsts[this], turned)  # not the same order, rotated
     assert len({int(first.min()) % 10 for first in firsts}) > 3
 
 
 @many_cases
 @given(shapes, st.integers(0, 12), st.integers(0, 12))
-def test_resumed_twice_equals_uninterrupted(shape, first, second):
+def test_batches_resumed_twice_equal_uninterrupted_batches(shape, first, second):
     whole = _batches(shape)
     expected = [next(whole) for _ in range(first + second + 3)]
     received, state = [], None
@@ -97,7 +97,7 @@ def test_resumed_twice_equals_uninterrupted(shape, first, second):
         assert np.array_equal(one[:2], other[:2])
 
 
-def test_restoring_works_in_the_middle_and_backwards():
+def test_a_window_iterator_restores_any_position():
     batches = WindowBatches(np.arange(100), 5, 3)
     assert iter(batches) is batches
     state = batches.state()
@@ -108,7 +108,7 @@ def test_restoring_works_in_the_middle_and_backwards():
 
 
 @pytest.mark.parametrize("changed", ["length", "batch_size", "seed", "corpus", "order"])
-def test_a_state_of_other_data_is_refused(changed):
+def test_iterator_state_of_other_tokens_or_settings_is_rejected(changed):
     tokens = np.arange(100, dtype=np.uint16)
     shape = {"length": 5, "batch_size": 3, "seed": 0}
     batches = WindowBatches(tokens, **shape)
@@ -116,23 +116,27 @@ def test_a_state_of_other_data_is_refused(changed):
     state = batches.state()
     if changed in shape:
         other = WindowBatches(tokens, **{**shape, changed: shape[changed] + 1})
-        message = f"state: its {changed} is {shape[changed]}, but here it is {shape[changed] + 1}; "
+        message = (
+            f"state has {changed} {shape[changed]}, but this iterator has {shape[changed] + 1}; "
+        )
     else:
         other = WindowBatches(tokens[:-1] if changed == "corpus" else tokens[::-1], **shape)
-        message = "state: its corpus is '"
+        message = "state has corpus '"
     before = other.state()
     assert error_of(other.restore, state).startswith(message)
     assert other.state() == before
 
 
-def test_an_empty_state_is_refused():
+def test_an_empty_iterator_state_is_rejected():
     batches = WindowBatches(np.arange(100), 5, 3)
-    assert error_of(batches.restore, {}).startswith("state: its length is None, but here it is 5; ")
+    assert error_of(batches.restore, {}).startswith(
+        "state has length None, but this iterator has 5; "
+    )
 
 
-def test_a_corpus_shorter_than_a_window_is_refused():
+def test_a_corpus_shorter_than_a_window_is_rejected():
     assert error_of(WindowBatches, np.arange(64), 64, 1) == (
-        "tokens: 64 of them are fewer than the 65 of one window of length 64; "
+        "the text has 64 tokens, but one window of length 64 needs 65; "
         "give more text or a smaller length"
     )
     assert next(WindowBatches(np.arange(65), 64, 8)).inputs.shape == (1, 8, 64)
@@ -141,7 +145,7 @@ def test_a_corpus_shorter_than_a_window_is_refused():
 @pytest.mark.parametrize(
     "name, value, least", [("length", 0, 1), ("batch_size", 0, 1), ("seed", -1, 0)]
 )
-def test_sizes_out_of_range_are_refused(name, value, least):
+def test_window_sizes_out_of_range_are_rejected(name, value, least):
     shape = {"length": 5, "batch_size": 3, "seed": 0, name: value}
     message = f"{name} is {value}; it must be at least {least}"
     assert error_of(lambda: WindowBatches(np.arange(100), **shape)) == message
@@ -149,10 +153,10 @@ def test_sizes_out_of_range_are_refused(name, value, least):
 
 @many_cases
 @given(shapes, st.integers(1, 9))
-def test_a_large_text_is_shuffled_in_blocks(shape, block):
+def test_windows_of_a_large_text_are_shuffled_in_blocks(shape, block):
     """Only the order of one block is in memory, and each token is still a target once per epoch.
 
-    If there is only one block, the order is that of a version without blocks.
+    With a single block, the order is the same as in a version without blocks.
     """
     num_tokens, length, _, _ = shape
     with pytest.MonkeyPatch.context() as patch:
@@ -167,15 +171,15 @@ def test_a_large_text_is_shuffled_in_blocks(shape, block):
         assert np.array_equal(epochs, _epochs(_batches(shape), length, 2))
 
 
-def test_the_words_of_an_epoch_are_one_stream():
-    """So each block uses different random words, for any start."""
+def test_random_bits_do_not_depend_on_the_start_of_the_requested_range():
+    """Each block therefore uses different random words, for any start."""
     batches = WindowBatches(np.arange(100), 2, 1)
     words = batches._words(3, 0, 51)
     assert all(np.array_equal(batches._words(3, at, 5), words[at : at + 5]) for at in range(46))
 
 
-def test_the_order_is_stable_across_versions():
-    """A run that another version began continues with the same batches."""
+def test_order_of_windows_is_the_same_in_every_jaxformer_version():
+    """A run of an earlier version continues with the same batches."""
     batches = WindowBatches(np.arange(1000), 7, 5, 3)
     starts = [next(batches).inputs[0, :, 0].tolist() for _ in range(60)]
     assert starts[0] == [188, 496, 489, 859, 118] and starts[-1] == [188, 34, 670, 146, 244]
@@ -187,8 +191,8 @@ def test_the_order_is_stable_across_versions():
 
 
 @given(shapes, st.integers(1, 3), st.integers(1, 3))
-def test_what_processes_read_together_is_the_batch_of_one(shape, count, accumulate):
-    """This holds for any number of processes, and a run may continue with another number."""
+def test_window_batches_of_all_processes_form_the_batch_of_one_process(shape, count, accumulate):
+    """This holds for any number of processes, and a run may continue with a different number."""
     num_tokens, length, size, seed = shape
     assume(num_tokens > length)
     tokens, batch_size = np.arange(num_tokens), count * size
@@ -218,8 +222,8 @@ def test_what_processes_read_together_is_the_batch_of_one(shape, count, accumula
         (Share(-1, 2), "share: index is -1; it must be at least 0 and below 2"),
     ],
 )
-def test_an_invalid_share_is_refused(share, message):
-    assert error_of(share.rows, 4) == message
+def test_invalid_process_index_and_count_are_rejected(share, message):
+    assert error_of(share.indices, 4) == message
 
 
 # Packed documents
@@ -228,10 +232,10 @@ packed = st.lists(st.integers(0, 30), min_size=1, max_size=8)
 
 
 def _packed(sizes, length, batch_size, seed):
-    """Returns the indices where documents start, and batches of them.
+    """Returns the start indices of documents, and batches of the documents.
 
-    Each document has an opening token and `sizes` further tokens. A token is its index, so no token
-    shows that a document starts.
+    Each document has an opening token and `sizes` further tokens. Each token equals its index, so a
+    token does not reveal the start of a document.
     """
     starts = np.cumsum([0, *(size + 1 for size in sizes)])
     tokens, starts = np.arange(starts[-1]), starts[:-1]
@@ -242,31 +246,31 @@ def _packed(sizes, length, batch_size, seed):
 @many_cases
 @given(packed, st.integers(1, 20), st.integers(1, 5), st.integers(0, 3))
 def test_each_token_of_packed_documents_is_a_target_once_per_epoch(sizes, length, size, seed):
-    """Each token is predicted from the one before it.
+    """Each token is predicted from the previous token.
 
-    The stream is a ring, so the first opening token follows the last token.
+    The stream is circular, so the first opening token follows the last token.
     """
     _, batches = _packed(sizes, length, size, seed)
     number = sum(sizes) + len(sizes)
     pairs = Counter((token, (token + 1) % number) for token in range(number))
-    rows = ((batch, row) for batch in batches for row in range(size))
+    elements = ((batch, index) for batch in batches for index in range(size))
     for _ in range(2):
         found = Counter()
-        for batch, row in itertools.islice(rows, batches.num_windows):
-            real = batch.weights[0, row] == 1
-            assert np.array_equal(real, batch.segments[0, row] > 0)
-            inputs, targets = (ids[0, row][real].tolist() for ids in batch[:2])
+        for batch, index in itertools.islice(elements, batches.num_windows):
+            real = batch.weights[0, index] == 1
+            assert np.array_equal(real, batch.segment_ids[0, index] > 0)
+            inputs, targets = (ids[0, index][real].tolist() for ids in batch[:2])
             found.update(zip(inputs, targets, strict=True))
         assert found == pairs
 
 
 @many_cases
 @given(packed, st.integers(1, 20), st.integers(0, 3))
-def test_each_document_of_a_window_is_a_segment(sizes, length, seed):
+def test_each_document_of_a_packed_window_has_its_own_segment_id(sizes, length, seed):
     starts, batches = _packed(sizes, length, 3, seed)
     batch = next(batches)
-    for inputs, segments in zip(batch.inputs[0], batch.segments[0], strict=True):
+    for inputs, segment_ids in zip(batch.inputs[0], batch.segment_ids[0], strict=True):
         for place in range(1, length):
-            begins = segments[place] > 0 and segments[place] != segments[place - 1]
-            assert begins == (segments[place] > 0 and inputs[place] in starts)
-        assert segments[0] in (0, 1) and set(np.diff(segments)) <= {0, 1, -segments.max()}
+            begins = segment_ids[place] > 0 and segment_ids[place] != segment_ids[place - 1]
+            assert begins == (segment_ids[place] > 0 and inputs[place] in starts)
+        assert segment_ids[0] in (0, 1) and set(np.diff(segment_ids)) <= {0, 1, -segment_ids.max()}

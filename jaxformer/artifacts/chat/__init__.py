@@ -1,0 +1,1 @@
+"""Chat templates: conversations as text, as token ids, and which tokens the assistant says."""

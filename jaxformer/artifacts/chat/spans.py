@@ -1,0 +1,260 @@
+"""Finds what the assistant says in a rendered conversation.
+
+A template may enclose what the assistant says in `{% generation %}`. Most published templates do
+not. For these, the spans are derived from renderings with and without a turn of the assistant:
+
+- A turn begins where the prompt for an answer ends. The prompt is what the template writes after
+  the earlier messages with `add_generation_prompt`.
+- A turn ends where the text of the conversation up to this turn ends. If the whole conversation
+  differs from this text after the answer, the turn ends at the first difference. So the token that
+  ends the turn belongs to it.
+
+Some templates write an earlier turn in another way than the last one, for example without its
+reasoning. For these, the place of a text is found by a mark that is added to it.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from jaxformer.artifacts.chat.template import Chat
+
+Message = dict[str, Any]
+# A prompt that ends with this word opens the assistant's reasoning, which the assistant says.
+_REASONING = "<think>"
+# The first of the unused characters mark single places; the others mark one message each.
+_SINGLE_MARKS = 8
+# Words in angle brackets are compared as a whole, even if they are not special tokens.
+_TAG = r"<[^<>\s]{1,40}>"
+
+
+def _empty_turn() -> Message:
+    """Returns a turn that says nothing.
+
+    Its calls are an empty iterator. A template that asks whether there are calls gets true, as for
+    any iterator, and then finds none.
+    """
+    return {"role": "assistant", "content": "", "tool_calls": iter(())}
+
+
+class Span(NamedTuple):
+    """A range of characters."""
+
+    start: int
+    end: int
+
+
+def marked_text(chat: Chat, add_generation_prompt: bool) -> tuple[str, list[Span]]:
+    """Renders a template that marks what the assistant says.
+
+    Returns:
+        The text without marks, and what the assistant says.
+    """
+    begin, end = chat.unused[:2]
+    text = chat.render(add_generation_prompt=add_generation_prompt, marks=(begin, end))
+    parts, spans, position, start = [], [], 0, 0
+    for part in re.split(f"([{begin}{end}])", text):
+        if part == begin:
+            start = position
+        elif part == end:
+            spans.append(Span(start, position))
+        else:
+            parts.append(part)
+            position += len(part)
+    return "".join(parts), [span for span in spans if span.start < span.end]
+
+
+def derived_spans(
+    chat: Chat, text: str, add_generation_prompt: bool, words: Sequence[str]
+) -> list[Span]:
+    """Finds what the assistant says by renderings with and without its turns.
+
+    Args:
+        chat: The conversation.
+        text: Its text.
+        add_generation_prompt: Whether the text ends with a prompt.
+        words: The texts of the special tokens, which are compared as a whole.
+
+    Raises:
+        ValueError: The place of a turn is not certain. The message names the template.
+    """
+    finder = _Finder(chat, text, add_generation_prompt, words)
+    turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    spans = [finder.span(i) for i in turns]
+    if any(b.start < a.end for a, b in pairwise(spans)):
+        raise finder.refusal(turns[-1], "its turns overlap")
+    return spans
+
+
+class _Finder:
+    """Finds the turns of one conversation; the fields are the arguments of `derived_spans`."""
+
+    def __init__(self, chat: Chat, text: str, add_generation_prompt: bool, words: Sequence[str]):
+        self.chat, self.text, self.prompts = chat, text, add_generation_prompt
+        longest_first = sorted(filter(None, words), key=len, reverse=True)
+        self._units = re.compile("|".join([*map(re.escape, longest_first), _TAG, "."]), re.DOTALL)
+
+    def refusal(self, index: int, reason: str) -> ValueError:
+        return ValueError(
+            f"the chat template {self.chat.template.name!r} does not mark what the assistant says "
+            f"({{% generation %}}), and it cannot be derived for message {index + 1}: {reason}"
+        )
+
+    def span(self, index: int) -> Span:
+        """Returns the span of an assistant's turn.
+
+        Raises:
+            ValueError: The place of the turn is not certain.
+        """
+        span = Span(self._start(index), self._end(index))
+        self._content_end(index)  # This also finds the places of a message that is marked alone.
+        own = any(span.start <= place <= span.end for place in self._content_ends[index])
+        has_others = any(
+            span.start < place <= span.end
+            for number, places in self._content_ends.items()
+            for place in places
+            if number != index
+        )
+        if span.start < self._earlier_end(index) or has_others or not own:
+            raise self.refusal(index, "its text is not where the prompt for it ends")
+        return span
+
+    def _start(self, index: int) -> int:
+        """Returns where the header of a turn ends."""
+        earlier = self.chat.messages[:index]
+        before, header = self._header(earlier, index)
+        if self.text.startswith(before + header):
+            return len(before + header)
+        # An earlier turn is written in another way here: find the header behind it.
+        place = self.text.find(header, self._earlier_end(index))
+        if not header or place < 0:
+            raise self.refusal(index, "the prompt for it does not occur before it")
+        return place + len(header)
+
+    def _header(self, earlier: list[Message], index: int) -> tuple[str, str]:
+        """Returns the text of the earlier messages, and the header that follows.
+
+        The header is what the template writes before an answer, whatever the answer is: the common
+        beginning of the prompt and of an empty turn. The prompt may also open the assistant's
+        reasoning, and Qwen 2.5 writes a line break only before a text.
+        """
+        before, prompt = self._render(earlier, index), self._render(earlier, index, prompt=True)
+        if prompt == before:  # The template knows no prompts.
+            prompt = self.text
+        begin = self._shared(before, prompt)
+        try:
+            empty = self.chat.render([*earlier, _empty_turn()])
+        except ValueError:
+            empty = before if prompt is self.text else prompt
+        end = self._shared(empty, prompt)
+        header = prompt[begin : end if end > begin or prompt is self.text else len(prompt)]
+        return prompt[:begin], header.partition(_REASONING)[0]
+
+    def _end(self, index: int) -> int:
+        """Returns where a turn ends."""
+        if index + 1 == len(self.chat.messages) and not self.prompts:
+            return len(self.text)
+        alone = self._render(self.chat.messages[: index + 1], index)
+        if self.text.startswith(alone):
+            return len(alone)
+        marked = self._render(self._with_mark(index)[: index + 1], index)
+        if self._mark not in marked:
+            raise self.refusal(index, "the template does not write it")
+        closing = marked[marked.rindex(self._mark) + 1 :]
+        end = self._content_end(index)
+        return end + self._shared(closing, self.text[end:])
+
+    def _content_end(self, index: int) -> int:
+        """Returns where the text of a message ends; the template's closing words follow."""
+        if index not in self._content_ends:
+            marked = self._render(self._with_mark(index), index, prompt=self.prompts)
+            if self._mark not in marked:
+                raise self.refusal(index, "the template does not write it")
+            rest = marked[marked.rindex(self._mark) + 1 :]
+            if not self.text.endswith(rest):
+                raise self.refusal(index, "the text behind it depends on it")
+            self._content_ends[index] = [len(self.text) - len(rest)]
+        return self._content_ends[index][-1]
+
+    def _earlier_end(self, index: int) -> int:
+        """Returns where the last text before a message ends; some templates leave messages out."""
+        return max(
+            (self._content_ends[i][0] for i in range(index) if i in self._content_ends), default=0
+        )
+
+    @cached_property
+    def _content_ends(self) -> dict[int, list[int]]:
+        """Where the texts of messages end, by index; one rendering marks all messages.
+
+        A message may have several texts, and a template may write a text twice, such as a tool's
+        name. The dict is empty if the marks change anything else in the text, or if the template
+        refuses them. Then each message is marked alone.
+        """
+        marks = self.chat.unused[_SINGLE_MARKS:]
+        if len(marks) < len(self.chat.messages):
+            return {}
+        pairs = zip(self.chat.messages, marks, strict=False)
+        try:
+            marked = self.chat.render([_mark(*pair) for pair in pairs], self.prompts)
+        except ValueError:  # The template refuses a text with a mark.
+            return {}
+        ends: dict[int, list[int]] = {}
+        length, plain = 0, []
+        indices = {mark: index for index, mark in enumerate(marks)}
+        for character in marked:
+            if character in indices:
+                ends.setdefault(indices[character], []).append(length)
+            else:
+                plain.append(character)
+                length += 1
+        return ends if "".join(plain) == self.text else {}
+
+    @property
+    def _mark(self) -> str:
+        return self.chat.unused[2]
+
+    def _with_mark(self, index: int) -> list[Message]:
+        """Returns the messages, with a mark at the end of each text of one of them."""
+        messages = list(self.chat.messages)
+        messages[index] = _mark(messages[index], self._mark)
+        return messages
+
+    def _render(self, messages: list[Message], index: int, prompt: bool = False) -> str:
+        try:
+            return self.chat.render(messages, add_generation_prompt=prompt)
+        except ValueError as error:
+            raise self.refusal(index, str(error)) from None
+
+    def _shared(self, a: str, b: str) -> int:
+        """Returns the length of the common beginning, which does not divide a special token."""
+        length = 0
+        for x, y in zip(self._split(a), self._split(b), strict=False):
+            if x != y:
+                break
+            length += len(x)
+        return length
+
+    def _split(self, text: str) -> Iterator[str]:
+        return (match[0] for match in self._units.finditer(text))
+
+
+def _mark(message: Message, mark: str) -> Message:
+    """Adds a mark to the end of each text of a message."""
+    return {key: x if key == "role" else _marked(x, mark) for key, x in message.items()}
+
+
+def _marked(value: Any, mark: str) -> Any:
+    """Adds a mark to the end of each text in JSON data, but not to keys.
+
+    The mark precedes the spaces at the end, which many templates remove.
+    """
+    if isinstance(value, dict):
+        return {key: _marked(x, mark) for key, x in value.items()}
+    if isinstance(value, list):
+        return [_marked(x, mark) for x in value]
+    if not isinstance(value, str):
+        return value
+    text = value.rstrip()
+    return text + mark + value[len(text) :]

@@ -1,0 +1,228 @@
+"""Hook points: named places in a forward pass where a value can be captured or replaced.
+
+The functions of this package call `hook(name, value)` and continue with the returned value, which
+usually is `value` itself. The `HookPoints` object of a forward pass applies patches, constrains the
+sharding of each value, and stores the values to capture. The object does not outlive a trace, so a
+model with captures and patches is still one compiled function.
+
+The second-to-last axis of every value at a hook point is the token axis.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Shaped
+
+from jaxformer.functional.placement import OneDevice, Placement
+
+HookFunction = Callable[[str, Array], Array]
+
+
+class Patch(NamedTuple):
+    """Replaces entries of a value at a hook point: entries where `where` is true become `value`.
+
+    `where` and `value` broadcast against the replaced value. At hook points inside layers, the
+    first axis of `where` and `value` is the layer; the size of this axis is 1 or the number of
+    layers that have the hook point.
+
+    Attributes:
+        where: bool, the entries to replace.
+        value: the new values.
+        positions: int [p], positions of tokens in their document, or None for all tokens of the
+            pass. Only tokens at these positions change. The token axis (the second-to-last) of
+            `where` and `value` must have size 1 or p; with size p, entry k belongs to positions[k].
+            A patch with positions has the same effect in a pass over complete sequences and in
+            cached steps. Padding never changes. Outside jit, a position that no token can have
+            raises an error.
+        steps: int [s], indices of tokens that `generate` generates, or None for all of them. The
+            patch changes only the passes that predict these tokens. Token 0 is predicted by the
+            pass over the prompt.
+    """
+
+    where: Any
+    value: Any
+    positions: Any = None
+    steps: Any = None
+
+    def split_layers(self, name: str, num_layers: int) -> list["Patch"]:
+        """Splits the patch into one patch per layer.
+
+        Raises:
+            ValueError: The size of the first axis of `where` or `value` is neither 1 nor
+                `num_layers`.
+        """
+        for part, x in (("where", self.where), ("value", self.value)):
+            if jnp.shape(x)[:1] not in ((1,), (num_layers,)):
+                raise ValueError(
+                    f"patch {name!r}: {part} has shape {jnp.shape(x)}; for a hook point inside the "
+                    f"layers, the first axis must have size 1 or {num_layers} (one per layer)"
+                )
+
+        def at(x: Any, layer: int) -> Array:
+            return jnp.asarray(x)[min(layer, len(x) - 1)]
+
+        return [
+            self._replace(where=at(self.where, layer), value=at(self.value, layer))
+            for layer in range(num_layers)
+        ]
+
+    def for_token(self, index: Int[Array, ""], length: int) -> "Patch":
+        """Returns the patch for the token at `index` in a pass over `length` tokens."""
+
+        def at(x: Array) -> Array:
+            has_tokens = self.positions is None and np.ndim(x) > 1 and jnp.shape(x)[-2] == length
+            return jax.lax.dynamic_slice_in_dim(x, index, 1, axis=-2) if has_tokens else x
+
+        return self._replace(where=at(jnp.asarray(self.where)), value=at(jnp.asarray(self.value)))
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Hook points to capture and to patch in a forward pass.
+
+    Attributes:
+        capture: names of hook points to capture.
+        patch: {name: Patch}.
+        step: in `generate`, the index of the generated token that the pass predicts.
+    """
+
+    capture: tuple[str, ...] = ()
+    patch: Mapping[str, Patch] = field(default_factory=dict)
+    step: Any = None
+
+    def of(self, names: Collection[str]) -> "Hooks":
+        """Returns the hooks whose hook points are in `names`."""
+        return replace(
+            self,
+            capture=tuple(name for name in self.capture if name in names),
+            patch={name: entry for name, entry in self.patch.items() if name in names},
+        )
+
+    def within(self, prefix: str) -> "Hooks":
+        """Returns the hooks whose names start with `prefix`, with the prefix removed."""
+        return replace(
+            self,
+            capture=tuple(x.removeprefix(prefix) for x in self.capture if x.startswith(prefix)),
+            patch={
+                name.removeprefix(prefix): entry
+                for name, entry in self.patch.items()
+                if name.startswith(prefix)
+            },
+        )
+
+    def at_step(self, step: Int[Array, ""] | int) -> "Hooks":
+        """Returns the hooks for the pass that predicts the generated token with index `step`."""
+        return replace(self, step=step) if self.patch else self
+
+    def for_token(self, index: Int[Array, ""], length: int) -> "Hooks":
+        """Returns the hooks of one token; see `Patch.for_token`."""
+        patch = {name: entry.for_token(index, length) for name, entry in self.patch.items()}
+        return replace(self, patch=patch)
+
+
+NO_HOOKS = Hooks()
+jax.tree_util.register_dataclass(Hooks, data_fields=["patch", "step"], meta_fields=["capture"])
+
+
+class HookPoints:
+    """The hook points of one pass, with the captured values in `captured`."""
+
+    def __init__(
+        self,
+        hooks: Hooks = NO_HOOKS,
+        positions: Int[Array, "*batch length"] | None = None,
+        documents: Shaped[Array, "*batch length"] | None = None,
+        placement: Placement = OneDevice(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Creates the hook points of a forward pass.
+
+        Args:
+            hooks: hook points to capture and patch.
+            positions: the position of each token in its document; may be None if patches do not use
+                positions.
+            documents: the document of each token, with 0 for padding, or bool, False for padding;
+                None without padding.
+            placement: how values are sharded over devices.
+        """
+        self.hooks, self.positions, self.documents = hooks, positions, documents
+        self.placement, self.captured = placement, {}
+
+    def __call__(self, name: str, value: Array) -> Array:
+        """Applies the patch of the hook point to `value`, and captures the result if requested."""
+        if name in self.hooks.patch:
+            value = self._patched(name, self.hooks.patch[name], value)
+        value = self.placement.place(name, value)
+        if name in self.hooks.capture:
+            self.captured[name] = value
+        return value
+
+    def has(self, name: str) -> bool:
+        """Returns whether the hook point is captured or patched."""
+        return name in self.hooks.capture or name in self.hooks.patch
+
+    def _patched(
+        self, name: str, patch: Patch, value: Shaped[Array, "*shape"]
+    ) -> Shaped[Array, "*shape"]:
+        where, new = patch.where, jnp.asarray(patch.value, value.dtype)
+        if patch.positions is not None:
+            matches = self._matches(patch.positions)
+            index, is_there = matches.argmax(axis=-1), matches.any(axis=-1)
+            where, new = (_aligned(name, x, index, matches, value) for x in (where, new))
+            where = jnp.logical_and(where, _per_token(is_there, value)[..., None])
+        if patch.steps is not None:
+            where = jnp.logical_and(where, (self.hooks.step == jnp.asarray(patch.steps)).any())
+        for part, x in (("where", where), ("value", new)):
+            if not _fits(jnp.shape(x), value.shape):
+                raise ValueError(
+                    f"patch {name!r}: {part} is {jnp.shape(x)}; it must broadcast to {value.shape}"
+                )
+        return jnp.where(where, new, value)
+
+    def _matches(self, positions: Any) -> Bool[Array, "*batch length p"]:
+        """Compares the position of each token with p positions: bool [*batch, length, p]."""
+        matches = jnp.asarray(self.positions)[..., None] == jnp.asarray(positions)
+        return matches if self.documents is None else matches & (self.documents != 0)[..., None]
+
+
+def _per_token(x: Shaped[Array, "*batch length"], value: Array) -> Shaped[Array, "..."]:
+    """Inserts axes into x [*batch, length], so that x broadcasts over the other axes of `value`."""
+    return x if x.ndim == 1 else x.reshape(len(x), *[1] * (value.ndim - 3), -1)
+
+
+def _aligned(
+    name: str,
+    x: Any,
+    index: Int[Array, "*batch length"],
+    matches: Bool[Array, "*batch length p"],
+    value: Array,
+) -> Any:
+    """Returns an array with one entry of x for each token: entry k for a token at positions[k]."""
+    size = matches.shape[-1]
+    if np.ndim(x) < 2 or jnp.shape(x)[-2] == 1:
+        return x
+    if jnp.shape(x)[-2] != size:
+        raise ValueError(
+            f"patch {name!r}: an array has size {jnp.shape(x)[-2]} on its token axis (the "
+            f"second-to-last); this size must be 1 or {size}, the number of positions"
+        )
+    x = jnp.asarray(x)
+    if index.ndim == 1:
+        return jnp.take(x, index, axis=-2)
+    x = x.reshape(*[1] * (value.ndim - x.ndim), *x.shape)
+    x = jnp.broadcast_to(x, (len(index), *x.shape[1:]))
+    return jnp.take_along_axis(x, _per_token(index, value)[..., None], axis=-2)
+
+
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, whole) == whole
+    except ValueError:
+        return False
+
+
+# The default hook neither captures nor replaces values.
+NO_HOOK = HookPoints()

@@ -1,0 +1,51 @@
+"""The public names of the room, which are imported on first use."""
+
+from .ablation import (
+    Ablation as Ablation,
+    ablate_heads as ablate_heads,
+    ablate_sets as ablate_sets,
+    head_sets as head_sets,
+)
+from .atlas import (
+    AtlasHistory as AtlasHistory,
+    AtlasSettings as AtlasSettings,
+    HeadAtlas as HeadAtlas,
+    atlas_over_checkpoints as atlas_over_checkpoints,
+    head_atlas as head_atlas,
+)
+from .attention import (
+    AttentionMaps as AttentionMaps,
+    attention_maps as attention_maps,
+    describe as describe,
+    draw_attention as draw_attention,
+)
+from .attribution import (
+    Attribution as Attribution,
+    Gradients as Gradients,
+    InputGradient as InputGradient,
+    attribute as attribute,
+    input_gradients as input_gradients,
+    state_norms as state_norms,
+)
+from .edges import EdgeSweep as EdgeSweep, HeadEdge as HeadEdge, patch_edges as patch_edges
+from .encoded_text import EncodedText as EncodedText, encode_text as encode_text
+from .explanation import Page as Page, explain as explain
+from .lens import (
+    Lens as Lens,
+    Translators as Translators,
+    jacobian_lens as jacobian_lens,
+    logit_lens as logit_lens,
+    train_tuned_lens as train_tuned_lens,
+)
+from .patching import LogitDifference as LogitDifference, LogProbability as LogProbability
+from .pictures import atlas_figure as atlas_figure, history_figure as history_figure
+from .probes import Probes as Probes, train_probes as train_probes
+from .scores import (
+    CrossScores as CrossScores,
+    HeadScores as HeadScores,
+    ScoreSettings as ScoreSettings,
+    cross_scores as cross_scores,
+    head_scores as head_scores,
+)
+from .sweep import Sweep as Sweep, patch_sweep as patch_sweep
+from .texts import next_token_batch as next_token_batch, repeated_batch as repeated_batch

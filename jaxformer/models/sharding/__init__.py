@@ -1,0 +1,1 @@
+"""Sharding of parameters and activations over a mesh of devices."""

@@ -1,0 +1,185 @@
+"""Tests of `jaxformer train records.jsonl --init-from …`: tuning on prompts and conversations."""
+
+import json
+
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.cli import main
+from jaxformer.training.run_folders import read_run
+from jaxformer.training.tasks import task_class
+from jaxformer.training.tasks.tuning import Tuning
+from tests.cli.test_errors import files_below, refused
+
+pytestmark = pytest.mark.slow
+FEW = "--batch-size 4 --evaluation-records 4 --sample-tokens 4 --warmup-steps 0".split()
+FEW += "--steps 6 --evaluate-every 3 --checkpoint-every 3".split()
+NAMES = ["f", "g", "h", "k"]
+
+
+def records(form, number=40):
+    for n in range(number):
+        question, answer = f"def {NAMES[n % 4]}{n}(x):", f"return {n % 4}"
+        if form == "completion":
+            yield {"prompt": question, "completion": answer}
+        elif form == "preference":
+            yield {"prompt": question, "chosen": answer, "rejected": "x"}
+        else:
+            pair = (("user", question), ("assistant", answer))
+            yield {"messages": [{"role": role, "content": text} for role, text in pair]}
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for form in ("completion", "messages", "preference"):
+        lines = (json.dumps(record) + "\n" for record in records(form))
+        (tmp_path / f"{form}.jsonl").write_text("".join(lines))
+    return tmp_path
+
+
+def tune(base, form, out, *words):
+    return main(["train", f"{form}.jsonl", *FEW, "--init-from", str(base), "--out", out, *words])
+
+
+def read_task(out):
+    folder = RunFolder(out)
+    config = read_run(folder)[1]
+    return task_class(config).read(folder, config)
+
+
+@pytest.mark.parametrize("form", ["completion", "messages"])
+@pytest.mark.parametrize("more", [(), ("--lora-rank", "2")])
+def test_tuned_model_scores_and_answers_held_out_records(form, more, files, trained, capsys):
+    assert tune(trained, form, "out", "--learning-rate", "0.01", *more) == 0
+    said = capsys.readouterr().out
+    assert "records" in said and "to learn" in said and "token accuracy" in said
+    metrics = RunFolder("out").read_metrics()
+    losses = [line["held_out_loss"] for line in metrics if "held_out_loss" in line]
+    assert len(losses) >= 2 and losses[-1] < losses[0]
+    assert 0 <= metrics[-1]["token_accuracy"] <= 1
+    (*_, (_, sample)) = RunFolder("out").read_samples()
+    task = read_task("out")
+    assert isinstance(task, Tuning)
+    assert sample.count("  → ") == sample.count("  = ") == min(5, len(task.held_out))
+    capsys.readouterr()
+    prompt = "def f0(x):"
+    assert main(["generate", "out", "--prompt", prompt, "--max-new-tokens", "4"]) == 0
+    assert capsys.readouterr().out.startswith(prompt)
+
+
+@pytest.mark.parametrize("more", [(), ("--lora-rank", "2")])
+def test_preference_tuning_prefers_the_better_answers_and_resumes(more, files, trained, capsys):
+    rate = ("--learning-rate", "0.01", *more)
+    assert tune(trained, "preference", "out", *rate) == 0
+    said = capsys.readouterr().out
+    assert "pairs of answers" in said and "nats per pair" in said and "preference accuracy" in said
+    lines = RunFolder("out").read_metrics()
+    assert lines[0]["loss"] == pytest.approx(np.log(2), rel=1e-4)
+    scores = [line for line in lines if "held_out_loss" in line]
+    assert scores[-1]["held_out_loss"] < np.log(2) and scores[-1]["preference_accuracy"] > 0.5
+    assert main(["train", "--resume", "--out", "out", "--steps", "8"]) == 0
+    again = RunFolder("out").read_metrics()
+    assert again[-1]["step"] == 8
+    task = read_task("out")
+    assert task.prepare(RunFolder("out"), None, None).reference["train"].shape == (76,)
+    capsys.readouterr()
+    assert main(["generate", "out", "--prompt", "def f0(x):", "--max-new-tokens", "4"]) == 0
+
+
+def test_interruption_before_the_answers_are_scored_is_said(files, trained, capsys):
+    assert tune(trained, "preference", "out") == 0
+    (files / "out" / "tokens" / "train.scores.npy").unlink()
+    refused(capsys, ["train", "--resume", "--out", "out", "--steps", "8"], "train.scores.npy")
+
+
+def test_plain_chat_template_is_saved_with_the_run(files, trained, capsys):
+    assert tune(trained, "messages", "out") == 0
+    assert "no chat template: a plain one is used and saved" in capsys.readouterr().out
+    messages = next(records("messages"))["messages"]
+    chat = jf.load("out").tokenizer.apply_chat_template(messages)
+    assert chat.text.startswith("user:\ndef f0(x):\nassistant:\nreturn 0")
+    assert main(["export", "out", "exported"]) == 0
+    assert jf.load("exported").tokenizer.apply_chat_template(messages).ids == chat.ids
+
+
+def test_given_chat_template_writes_the_records(files, trained):
+    template = "{% for m in messages %}<\n{{ m.content }}>\n{% endfor %}"
+    template += "{% if add_generation_prompt %}<\n{% endif %}"
+    (files / "own.jinja").write_text(template)
+    assert tune(trained, "messages", "out", "--chat-template", "own.jinja") == 0
+    task = read_task("out")
+    texts = {task.tokenizer.decode(map(int, x.ids)) for x in map(task.train.__getitem__, range(5))}
+    assert all(text.startswith("<\ndef ") and text.endswith(">\n") for text in texts)
+    assert (files / "out" / "chat_template.jinja").read_text() == template
+
+
+def test_interrupted_tuning_resumes_with_the_same_batches(files, trained):
+    assert tune(trained, "completion", "whole") == 0
+    assert tune(trained, "completion", "part", "--steps", "3", "--schedule", "linear") == 0
+    assert tune(trained, "completion", "again", "--schedule", "linear") == 0
+    assert main(["train", "--resume", "--out", "part", "--steps", "6"]) == 0
+    params = [jf.load(out).variables["params"] for out in ("part", "again")]
+    metrics = [RunFolder(out).read_metrics() for out in ("part", "again")]
+    assert len(params) == 2 and metrics[0][-1]["step"] == metrics[1][-1]["step"] == 6
+    first = [next(line["loss"] for line in lines if line["step"] == 1) for lines in metrics]
+    assert first[0] == first[1]
+
+
+def test_records_that_are_too_long_are_cut_with_a_count(files, trained, capsys):
+    long = {"prompt": "def f(x):", "completion": "return x * 3 " * 20}
+    late = {"prompt": "def g(x): return x * 3 " * 20, "completion": "a"}
+    lines = [*records("completion"), *[{**long, "prompt": f"def f{n}("} for n in range(9)], late]
+    (files / "completion.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    assert tune(trained, "completion", "out") == 0
+    said = capsys.readouterr().out
+    assert "records exceed 32 tokens and were cut at the end" in said
+    assert "left out, because their answers begin later" in said
+    task = read_task("out")
+    assert max(task.train.lengths.max(), task.held_out.lengths.max()) == 33
+
+
+def test_loss_on_all_learns_the_prompts_too(files, trained):
+    assert tune(trained, "completion", "out", "--loss-on", "all") == 0
+    assert tune(trained, "completion", "some") == 0
+    everything, some = read_task("out"), read_task("some")
+    assert everything.train.num_targets > some.train.num_targets
+    assert everything.train.num_targets == len(everything.train.ids) - len(everything.train)
+    np.testing.assert_array_equal(everything.train.lengths.sum(), some.train.lengths.sum())
+
+
+def test_wrong_inputs_are_refused_before_anything_is_written(files, trained, capsys):
+    words = ["train", "completion.jsonl", *FEW, "--out", "out"]
+    refused(capsys, words, "--init-from is missing", "completion.jsonl")
+    base = ["--init-from", trained]
+    refused(capsys, [*words, *base, "--chat-template", "no.jinja"], "no.jinja")
+    refused(capsys, [*words, *base, "--loss-on", "some"], "--loss-on", "completions", "all")
+    refused(capsys, [*words, *base, "--window-length", "64"], "window_length is 64", "32")
+    (files / "one.jsonl").write_text(json.dumps(next(records("completion"))) + "\n")
+    refused(capsys, ["train", "one.jsonl", *base, "--out", "out"], "1 different prompts")
+    bad = [*records("completion", 3), {"prompt": "def f(x):", "completion": ""}]
+    (files / "bad.jsonl").write_text("".join(json.dumps(x) + "\n" for x in bad))
+    refused(capsys, ["train", "bad.jsonl", *base, "--out", "out"], "bad.jsonl: line 4", "empty")
+    bad = [*records("preference", 3), *records("completion", 1)]
+    (files / "mixed.jsonl").write_text("".join(json.dumps(x) + "\n" for x in bad))
+    named = "a record must have 'prompt' and 'chosen' and 'rejected'"
+    refused(capsys, ["train", "mixed.jsonl", *base, "--out", "out"], "line 4", named)
+    refused(capsys, ["train", "preference.jsonl", *base, "--dpo-beta", "0"], "dpo_beta is 0")
+    robot = {"messages": [{"role": "robot", "content": "x"}]}
+    (files / "robot.jsonl").write_text(json.dumps(robot) + "\n")
+    refused(capsys, ["train", "robot.jsonl", *base, "--out", "out"], "line 1", "'robot'")
+    assert not (files / "out").exists()
+
+
+def test_tuning_leaves_the_base_unchanged(files, trained):
+    before = files_below(trained)
+    assert tune(trained, "messages", "out", "--lora-rank", "2") == 0
+    assert files_below(trained) == before
+
+
+def test_help_shows_the_flags_of_tuning(files, trained, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "completion.jsonl", "--init-from", str(trained), "--help"])
+    assert "--loss-on" in capsys.readouterr().out

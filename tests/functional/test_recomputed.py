@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.functional import feed_forward, layer_norm, rms_norm
 from jaxformer.functional.layers.feedforward import activate, init_feed_forward
+from jaxformer.functional.linear import products
 from jaxformer.functional.recomputed import recomputed
 from tests.properties import tiny
 from tests.slow import mostly_slow
@@ -53,14 +54,17 @@ def test_recomputed_function_receives_non_array_arguments_unchanged(seed):
         tiny.close(pull(cotangent)[0], 6 * jnp.sin(x) ** 2 * jnp.cos(x) * cotangent, 1e-5)
 
 
+@pytest.mark.parametrize("on_bfloat16", [False, True])
 @pytest.mark.parametrize("activation, expected", [("gelu_tanh", 2), ("swiglu", 3)])
-def test_feed_forward_stores_each_hidden_array_once_for_the_gradient(activation, expected):
+def test_feed_forward_stores_each_hidden_array_once_for_the_gradient(
+    activation, expected, on_bfloat16, monkeypatch
+):
     """These are the results of the first maps and the input of the last, in the dtype of x."""
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: on_bfloat16)
     weights = init_feed_forward(jax.random.key(0), 8, 64, activation, use_bias=False)
     x = tiny.embeddings(0, 32, 8).astype(jnp.bfloat16)
-    of_tokens = [
-        y for y in stored(lambda x: feed_forward(weights, x, activation), x) if len(y) == 32
-    ]
+    arrays = stored(lambda weights, x: feed_forward(weights, x, activation), weights, x)
+    of_tokens = [y for y in arrays if len(y) == 32]
     assert {y.dtype for y in of_tokens} == {x.dtype}
     assert sum(y.shape == (32, 64) for y in of_tokens) == expected
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from jaxformer.artifacts.tokenizer import NUM_BYTES, Tokenizer
+from jaxformer.artifacts.token_bytes import NUM_BYTES, byte_characters, byte_level_bytes
+from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.artifacts.tokenizer_files import read_settings_files
 from jaxformer.artifacts.tokenizer_parts import list_steps, special_texts
 
@@ -91,15 +92,15 @@ class ByteTokenizer(Tokenizer):
             # "".
             backend.add_special_tokens([name])
         super().__init__(backend)
-        self._token_bytes = vocabulary_bytes(backend)
-        self.vocab_size: int = len(self._token_bytes)
-        self.text_ids = [token for token, text in enumerate(self._token_bytes) if text]
+        self.vocabulary_bytes = byte_level_bytes(backend)
+        self.vocab_size: int = len(self.vocabulary_bytes)
+        self.text_ids = [token for token, text in enumerate(self.vocabulary_bytes) if text]
         self.mask_token: int | None = backend.token_to_id(MASK)
         self._spellings = spellings(backend, self.end_of_text)
         # `_changed_text` must encode its texts without splitting them.
         self._may_be_cut = False
         words = backend.get_vocab(with_added_tokens=False)
-        lossy = lossy_part(self.parts, words, self._token_bytes)
+        lossy = lossy_part(self.parts, words, self.vocabulary_bytes)
         self.why_lossy = lossy or self._changed_text()
         self._may_be_cut = self.lossless and divides_at_spaces(self.parts)
 
@@ -219,7 +220,7 @@ class ByteTokenizer(Tokenizer):
             raise ValueError(
                 f"ids: {token} is not a token id; it must be 0 to {self.vocab_size - 1}"
             )
-        return self._token_bytes[token]
+        return self.vocabulary_bytes[token]
 
 
 class StreamDecoder:
@@ -266,16 +267,6 @@ class StreamDecoder:
 
 
 # ---- byte-level vocabularies
-
-
-def byte_characters() -> list[str]:
-    """Returns the 256 visible characters that represent the bytes 0 to 255 in GPT-2's vocabulary.
-
-    Reference: `bytes_to_unicode` of OpenAI's GPT-2 code.
-    """
-    printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
-    stand_ins = iter(range(NUM_BYTES, 2 * NUM_BYTES))
-    return [chr(byte if byte in printable else next(stand_ins)) for byte in range(NUM_BYTES)]
 
 
 def lossy_part(parts: dict, vocabulary: dict[str, int], token_bytes: list[bytes]) -> str | None:
@@ -347,32 +338,6 @@ def spellings(backend: tokenizers.Tokenizer, end_of_text: int) -> dict[int, list
     if len(alphabet) < NUM_BYTES:
         special = {end_of_text: special[end_of_text]}
     return {n: [alphabet[c] for c in text if c in alphabet] for n, text in special.items()}
-
-
-def vocabulary_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
-    """Returns the bytes of each id; b"" for special tokens and unused ids.
-
-    Raises:
-        ValueError: Two tokens have the same id, or a token contains a character that does not
-            represent a byte.
-    """
-    byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    table = [b""] * (max(vocabulary.values()) + 1)
-    if len(set(vocabulary.values())) < len(vocabulary):
-        raise ValueError("tokenizer: two tokens of its vocabulary have the same id")
-    added = backend.get_added_tokens_decoder()
-    for content, token in vocabulary.items():
-        # The spelling of an added token is plain text, not characters that represent bytes.
-        if token in added:
-            table[token] = b"" if added[token].special else content.encode()
-        elif all(character in byte_of for character in content):
-            table[token] = bytes(byte_of[character] for character in content)
-        else:
-            raise ValueError(
-                f"tokenizer: token {content!r} contains a character that does not represent a byte"
-            )
-    return table
 
 
 def cut(parts: Iterable[str], length: int) -> Iterator[str]:

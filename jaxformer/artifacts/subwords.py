@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tokenizers
 
-from jaxformer.artifacts.byte_tokenizer import lossy_part, vocabulary_bytes
+from jaxformer.artifacts.byte_tokenizer import lossy_part
 from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
 from jaxformer.artifacts.tokenizer_files import (
     read_settings_files,
@@ -143,7 +143,7 @@ class Subwords(Tokenizer):
             return f"its model, {model}, encodes characters, not bytes, and may change a text"
         words = self._backend.get_vocab(with_added_tokens=False)
         try:
-            lossy = lossy_part(self.parts, words, vocabulary_bytes(self._backend))
+            lossy = lossy_part(self.parts, words, self.vocabulary_bytes)
             return lossy or self._changed_text()
         except ValueError as error:
             return str(error).removeprefix("tokenizer: ")

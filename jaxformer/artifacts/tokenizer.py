@@ -31,6 +31,7 @@ from jaxformer.artifacts.chat.messages import Messages
 from jaxformer.artifacts.chat.parsing import MarkedParser, Token
 from jaxformer.artifacts.chat.template import ChatTemplates, make_chat, read_templates
 from jaxformer.artifacts.files import json_text, write_whole
+from jaxformer.artifacts.token_bytes import NUM_BYTES, vocabulary_bytes
 from jaxformer.artifacts.tokenizer_files import TEMPLATE, write_settings_files
 from jaxformer.artifacts.tokenizer_parts import list_steps, special_texts, tokenizer_parts
 from jaxformer.artifacts.untrusted import (
@@ -42,8 +43,6 @@ from jaxformer.artifacts.untrusted import (
     read_backend,
 )
 from jaxformer.models.config.check import check_fields
-
-NUM_BYTES = 256
 
 # Texts that many tokenizers do not preserve: spaces, case, composed and compatibility characters,
 # control characters, long sequences.
@@ -264,6 +263,15 @@ class Tokenizer(ABC):
         return [*self.before, *ids, *self.after]
 
     @cached_property
+    def vocabulary_bytes(self) -> list[bytes]:
+        """The bytes that each id adds to a text; b"" for special tokens and unused ids.
+
+        Raises:
+            ValueError: What a token adds depends on the tokens around it, as with WordPiece.
+        """
+        return vocabulary_bytes(self._backend, list_steps(self.parts, "decoder"))
+
+    @cached_property
     def chat_templates(self) -> ChatTemplates | None:
         """The chat templates of the settings files, or None if there are none."""
         begin = self.end_of_text if self.special is None else self.special.begin
@@ -308,6 +316,20 @@ class Tokenizer(ABC):
         chat = make_chat(self.chat_templates, messages, tools, template, variables)
         words = tuple(self.special_words)
         return encode_chat(chat, add_generation_prompt, words, self._encode_marked)
+
+    @cached_property
+    def turn_end_tokens(self) -> tuple[int, ...]:
+        """The ids that end an answer: `stop_tokens`, and the special token after each answer."""
+        question = {"role": "user", "content": "a"}
+        answer = {"role": "assistant", "content": "b"}
+        try:
+            chat = self.apply_chat_template([question, answer])
+            said = [x for x, is_said in zip(chat.ids, chat.assistant_mask, strict=True) if is_said]
+        except ValueError:
+            return self.stop_tokens  # The template may need other messages.
+        special = set(self.special_words.values())
+        ends = [token for token in said if token in special]
+        return tuple(dict.fromkeys([*self.stop_tokens, *ends[-1:]]))
 
     def _encode_marked(self, text: str, mark: str) -> list[Token]:
         """Encodes a text in which special tokens count only behind a mark."""

@@ -12,11 +12,11 @@ _OF_BPE = (
 
 
 def list_steps(parts: dict, name: str) -> list[dict]:
-    """Returns the steps of a tokenizer's normalizer or pre-tokenizer, in the order of execution.
+    """Returns the steps of a tokenizer's part, in the order of execution.
 
     Args:
         parts: The parsed tokenizer.json.
-        name: "normalizer" or "pre_tokenizer".
+        name: "normalizer", "pre_tokenizer" or "decoder".
     """
     # A part of the type "Sequence" lists its steps under this key.
     key = f"{name.replace('_', '')}s"

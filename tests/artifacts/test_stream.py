@@ -74,9 +74,28 @@ KINDS = {
     "BPE with suffixes": subwords(suffixes()),
     "ours": ByteTokenizer.train(["the tide came in é\n"], 260),
 }
+# A token that is a letter and no byte token.
+FIRST = {name: tokenizer.encode(".")[-1] for name, tokenizer in KINDS.items()}
 # Bytes of whole and incomplete characters and of line breaks, which are drawn often.
 HARD = [3 + byte for byte in (0x0A, 0x0A, 0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80, 0x20)]
 TOKENS = st.one_of(st.integers(0, 300), st.sampled_from(HARD), st.integers(255, 268))
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if "Piece" not in name])
+@given(ids=st.lists(TOKENS, max_size=9))
+def test_text_of_ids_consists_of_the_bytes_of_each_id(name, ids):
+    """SentencePiece drops the space of the first token, so the text follows another token."""
+    tokenizer = KINDS[name]
+    if name == "BPE with suffixes":
+        with pytest.raises(ValueError, match="BPEDecoder, so the bytes of a single token"):
+            _ = tokenizer.vocabulary_bytes
+        return
+    ids = [token % tokenizer.vocab_size for token in ids]
+    table = tokenizer.vocabulary_bytes
+    assert len(table) == tokenizer.vocab_size
+    text = tokenizer.decode([FIRST[name], *ids]).removeprefix(tokenizer.decode([FIRST[name]]))
+    if "\ufffd" not in text:
+        assert text.encode() == b"".join(table[token] for token in ids)
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -11,9 +11,10 @@ from safetensors.numpy import load_file
 from tokenizers import decoders, models, pre_tokenizers
 
 import jaxformer as jf
-from jaxformer.artifacts.byte_tokenizer import ByteTokenizer, byte_characters
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.run import Origin, RunFolder, keep, read_origin, read_sections
 from jaxformer.artifacts.saved import stored_tokenizer
+from jaxformer.artifacts.token_bytes import byte_characters
 from jaxformer.artifacts.tokenizer import lowercased
 from jaxformer.cli import main
 from tests.errors import error_of

@@ -15,8 +15,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import processors as processors_
 
 import jaxformer as jf
-from jaxformer.artifacts.byte_tokenizer import byte_characters
 from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.token_bytes import byte_characters
 from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.hub.gguf import export_gguf
 from tests.errors import error_of

@@ -8,11 +8,12 @@ from typing import ClassVar, Self
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from jaxformer.artifacts.byte_tokenizer import NUM_BYTES, ByteTokenizer
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import run_tokenizer
 from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
+from jaxformer.artifacts.token_bytes import NUM_BYTES
 from jaxformer.artifacts.tokenizer import Tokenizer, lowercased, parsing_special
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.functional.trees import Weights

@@ -9,11 +9,12 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from jaxformer.artifacts.byte_tokenizer import NUM_BYTES, ByteTokenizer, cut
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer, cut
 from jaxformer.artifacts.files import json_text, read_whole, write_whole
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import run_tokenizer
 from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
+from jaxformer.artifacts.token_bytes import NUM_BYTES
 from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel

@@ -236,7 +236,7 @@ BUGS = (
     ),
     Bug(
         "two tokens share an id",
-        "artifacts.byte_tokenizer:vocabulary_bytes",
+        "artifacts.token_bytes:byte_level_bytes",
         Replace("len(set(vocabulary.values())) < len(vocabulary)", "False"),
         f"{LOSSLESS}::test_tokenizer_with_two_tokens_of_one_id_is_rejected",
     ),

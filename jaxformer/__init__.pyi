@@ -21,8 +21,15 @@ from .decoding.autoregressive import (
 )
 from .decoding.beam import Hypotheses as Hypotheses, beam_search as beam_search
 from .decoding.generate import Generation as Generation, generate as generate
+from .decoding.grammars import (
+    Grammar as Grammar,
+    json_schema as json_schema,
+    lark_grammar as lark_grammar,
+    regular_expression as regular_expression,
+)
 from .decoding.sampling import Sampler as Sampler
 from .decoding.score import score as score
+from .decoding.stop_strings import StopStrings as StopStrings
 from .functional.hooks import Patch as Patch
 from .hub.export import export as export
 from .hub.load import load as load

@@ -153,14 +153,22 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
     """Applies each constraint to the scores, in the order of transformers' logits processors."""
     constraints, stops = rules.constraints, rules.stop_tokens
     # If a word occurs several times, its last bias applies.
-    for word, bias in dict(constraints.sequence_bias).items():
-        completes = _ends_with(text, word[:-1])
-        scores = scores.at[:, word[-1]].add(jnp.where(completes, bias, 0.0))
+    biases = dict(constraints.sequence_bias)
+    if single := {word[0]: bias for word, bias in biases.items() if len(word) == 1}:
+        scores = scores.at[:, np.array([*single])].add(np.array([*single.values()], np.float32))
+    for word, bias in biases.items():
+        if len(word) > 1:
+            completes = _ends_with(text, word[:-1])
+            scores = scores.at[:, word[-1]].add(jnp.where(completes, bias, 0.0))
     if constraints.encoder_repetition_penalty != 1.0:
         penalty = 1 / constraints.encoder_repetition_penalty
         scores = penalize_repetition(scores, _repeat_for_beams(rules.read, len(scores)), penalty)
     if constraints.repetition_penalty != 1.0:
         scores = penalize_repetition(scores, text.tokens, constraints.repetition_penalty)
+    if constraints.frequency_penalty or constraints.presence_penalty:
+        counts = _count_tokens(text.tokens[:, rules.prompts.shape[1] :], scores.shape[-1])
+        scores -= constraints.frequency_penalty * counts
+        scores -= constraints.presence_penalty * (counts > 0)
     if size := constraints.no_repeat_ngram_size:
         repeated = repeated_ngrams(text, text.tokens, size, scores.shape[-1])
         scores = jnp.where(repeated, -jnp.inf, scores)
@@ -186,6 +194,8 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
         grown = scores + jnp.abs(scores) * (factor ** jnp.maximum(step - start, 0) - 1)
         grows = _vocabulary_mask(stops, scores) & jnp.isfinite(scores)
         scores = jnp.where(grows & (step > start), grown, scores)
+    if constraints.allowed_tokens:
+        scores = jnp.where(_vocabulary_mask(constraints.allowed_tokens, scores), scores, -jnp.inf)
     if constraints.suppress_tokens:
         scores = jnp.where(_vocabulary_mask(constraints.suppress_tokens, scores), -jnp.inf, scores)
     if constraints.begin_suppress_tokens:
@@ -241,10 +251,17 @@ def _token_mask(tokens: Tokens, vocab_size: int) -> Array:
     return nowhere.at[batch_indices, columns].set(True)[:, :vocab_size]
 
 
+def _count_tokens(tokens: Tokens, vocab_size: int) -> Array:
+    """Returns float [batch, vocab], how often each token occurs in the batch element."""
+    counts = jnp.zeros((len(tokens), vocab_size + 1), jnp.float32)
+    columns = jnp.where(tokens == NO_TOKEN, vocab_size, tokens)
+    batch_indices = jnp.arange(len(tokens), dtype=jnp.int32)[:, None]
+    return counts.at[batch_indices, columns].add(1.0)[:, :vocab_size]
+
+
 def _vocabulary_mask(ids: Any, scores: Scores) -> Array:
     """Returns bool [vocab], True for the given token ids."""
-    vocabulary = jnp.arange(scores.shape[-1], dtype=jnp.int32)
-    return (vocabulary[:, None] == jnp.asarray(ids, jnp.int32)).any(axis=-1)
+    return jnp.zeros(scores.shape[-1], bool).at[jnp.asarray(ids, jnp.int32)].set(True)
 
 
 def _force(ids: tuple[int, ...], scores: Scores, where: Bool[Array, "..."]) -> Array:

@@ -31,6 +31,7 @@ from jaxformer.decoding.batches import (
     single_batch,
 )
 from jaxformer.decoding.constraints import NO_TOKEN, build_rules, resolve_constraints
+from jaxformer.decoding.grammars import BatchMatcher, Grammar
 from jaxformer.decoding.loop_cache import live_slots, slots, with_slots
 from jaxformer.decoding.sampling import Sampler, default_sampler
 from jaxformer.decoding.steps import (
@@ -42,6 +43,7 @@ from jaxformer.decoding.steps import (
     decode_chunk,
     prefill,
 )
+from jaxformer.decoding.stop_strings import StopStrings
 from jaxformer.functional.cache.key_values import CacheSize
 from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
@@ -91,6 +93,8 @@ def generate(
     stop_tokens: Iterable[int] = (),
     source: Sources | None = None,
     constraints: Constraints | None = None,
+    stop_strings: StopStrings | None = None,
+    grammar: Grammar | None = None,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
     batch_size: int | None = None,
     capture: Iterable[str] = (),
@@ -116,6 +120,9 @@ def generate(
         source: for an encoder-decoder, the source of each prompt: token ids, or embeddings [length,
             embed_dim], or features [length, source_features] if the config sets `source_features`.
         constraints: constraints on the next token. Defaults to `model.generation.constraints`.
+        stop_strings: texts, each of which ends a sequence.
+        grammar: the texts that may be generated, for example from `json_schema`. It needs
+            stop_tokens, and one compiled call per token.
         on_tokens: called after every block of decoding steps with one list of new tokens per
             prompt. A prompt outside the current batch gets an empty list.
         batch_size: maximum number of prompts per batch. By default, a batch has at most 16,384
@@ -155,9 +162,26 @@ def generate(
         source_length=None if source is None else max(map(len, source)),
         steps=max_new_tokens,
     )
-    choice = TokenSelection(sampler.arrays(), None if sampler.greedy else key, stops)
+    if grammar is not None and not stops.size:
+        raise ValueError("grammar needs stop_tokens, with which the model ends the text")
+    table = None if stop_strings is None else stop_strings.table(model.config.vocab_size)
+    choice = TokenSelection(
+        sampler.arrays(),
+        None if sampler.greedy else key,
+        stops,
+        stop_table=None if table is None else jnp.asarray(table),
+    )
     call = _Call(
-        model, variables, weights, choice, constraints, max_new_tokens, len(texts), hooks, on_tokens
+        model,
+        variables,
+        weights,
+        choice,
+        constraints,
+        grammar,
+        max_new_tokens,
+        len(texts),
+        hooks,
+        on_tokens,
     )
     most = batch_size_within_memory(model, weights, texts, source, max_new_tokens, batch_size)
     # The batch axis of a patch has one entry per prompt, in the caller's order.
@@ -173,7 +197,7 @@ class _Call:
     """The arguments of a `generate` call that all batches share.
 
     Attributes:
-        choice: how tokens are chosen; `rules` and `indices` are None, as they depend on the batch.
+        choice: how tokens are chosen, without the fields that depend on the batch.
         num_prompts: number of prompts in the call.
     """
 
@@ -182,10 +206,19 @@ class _Call:
     weights: Weights
     choice: TokenSelection
     constraints: Constraints
+    grammar: Grammar | None
     max_new_tokens: int
     num_prompts: int
     hooks: Hooks
     on_tokens: Callable[[list[list[int]]], None] | None
+
+    def start_matchers(self, batch: Batch) -> BatchMatcher | None:
+        """Returns the matchers of a batch, or None without a grammar."""
+        if self.grammar is None:
+            return None
+        vocab_size, stops = self.model.config.vocab_size, np.asarray(self.choice.stops).tolist()
+        size = len(batch.indices)
+        return BatchMatcher(self.grammar, batch.batch_size, size, vocab_size, stops)
 
     def report(self, tokens: Int[np.ndarray, "steps batch"], batch: Batch) -> None:
         """Calls `on_tokens` once, with the new tokens of each prompt.
@@ -204,6 +237,7 @@ def _generate_batch(call: _Call, batch: Batch) -> Generation:
     """Continues the prompts of one batch."""
     model, weights, hooks, most = call.model, call.weights, call.hooks, call.max_new_tokens
     texts, source, width, size = batch.prompts, batch.source, batch.width, len(batch.indices)
+    matchers = call.start_matchers(batch)
     rules = build_rules(call.constraints, texts, width, most, call.choice.stops, source)
     first_slots = slots(width + (STEPS if most > 1 else 0))
     num_keys = slots(width + -(-(most - 1) // STEPS) * STEPS)
@@ -213,7 +247,13 @@ def _generate_batch(call: _Call, batch: Batch) -> Generation:
     cache, read = compiled_cache(model, weights, sources, cache_size, hooks.at_step(0))
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache, hooks)
     found, room = [], most
-    choice = call.choice._replace(rules=rules, indices=batch.indices.astype(np.int32))
+    choice = call.choice._replace(
+        rules=rules,
+        indices=batch.indices.astype(np.int32),
+        allowed=None if matchers is None else matchers.allowed,
+    )
+    # A grammar reads each token before it allows the next one.
+    block = STEPS if matchers is None else 1
     generated = None if rules is None else np.full((size, num_keys), NO_TOKEN, np.int32)
     batch_size = np.int32(batch.batch_size)
     state, new = choose_first(passed.logits, passed.captured, choice, batch_size, generated)
@@ -226,10 +266,13 @@ def _generate_batch(call: _Call, batch: Batch) -> Generation:
         room -= len(tokens)
         if room <= 0 or to_host(state.stopped).all():
             break
-        needed = width + most - room - 1 + STEPS
+        if matchers is not None:
+            matchers.push(tokens[-1])
+            choice = choice._replace(allowed=matchers.allowed)
+        needed = width + most - room - 1 + block
         cache = with_slots(cache, needed)
         live = live_slots(cache, needed)
-        cache, state, new = decode_chunk(model, weights, cache, state, choice, live, hooks)
+        cache, state, new = decode_chunk(model, weights, cache, state, choice, live, hooks, block)
     return _collect(call, batch, found, jax.tree.map(to_host, read), num_keys)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxformer.decoding.constraints import NO_TOKEN, Room, Rules
 from jaxformer.decoding.loop_cache import LoopCache, live_slots
@@ -47,6 +47,8 @@ class TokenSelection(NamedTuple):
         rules: constraints on the tokens, or None.
         indices: int [batch], the index of each batch element in the call, which selects its random
             numbers; 0, 1, 2, … if None.
+        stop_table: int [states, vocab], see `StopStrings.table`, or None.
+        allowed: bool [batch, vocab], the tokens that a grammar allows, or None.
     """
 
     sampler: SamplerArrays | None
@@ -54,6 +56,8 @@ class TokenSelection(NamedTuple):
     stops: Int[Array | np.ndarray, " stops"]
     rules: Rules | None = None
     indices: Int[Array | np.ndarray, " batch"] | None = None
+    stop_table: Int[Array | np.ndarray, "states vocab"] | None = None
+    allowed: Bool[Array | np.ndarray, "batch vocab"] | None = None
 
 
 class DecodingState(NamedTuple):
@@ -65,12 +69,15 @@ class DecodingState(NamedTuple):
         step: int [], number of tokens generated so far.
         generated: int [batch, room], the tokens generated so far, then NO_TOKEN. None without
             constraints.
+        stop_state: int [batch], row of the stop table after the newest token. None without stop
+            strings.
     """
 
     token: jax.Array
     stopped: jax.Array
     step: jax.Array
     generated: Room | None = None
+    stop_state: Int[Array, " batch"] | None = None
 
 
 class DecodedChunk(NamedTuple):
@@ -129,7 +136,9 @@ def choose_first(
     """
     size = len(logits)
     is_padding = jnp.arange(size, dtype=jnp.int32) >= (size if batch_size is None else batch_size)
-    before = DecodingState(jnp.zeros(size, jnp.int32), is_padding, jnp.int32(0), generated)
+    tokens = jnp.zeros(size, jnp.int32)
+    stop_state = None if choice.stop_table is None else tokens
+    before = DecodingState(tokens, is_padding, jnp.int32(0), generated, stop_state)
     state, output = _choose(logits, captured, before, choice)
     return state, jax.tree.map(lambda x: x[None], output)
 
@@ -138,22 +147,26 @@ def _choose(
     logits: Logits, captured: dict[str, Array], before: DecodingState, choice: TokenSelection
 ) -> tuple[DecodingState, DecodedChunk]:
     """Chooses the next token of each batch element; returns (the next state, the step's output)."""
-    _, stopped, step, generated = before
-    allowed = logits
+    _, stopped, step, generated, stop_state = before
+    scores = logits
     if choice.rules is not None and generated is not None:
-        allowed = choice.rules.apply(logits, generated, step)
-    token = sample_tokens(choice.sampler, choice.key, step, allowed, choice.indices)
+        scores = choice.rules.apply(logits, generated, step)
+    if choice.allowed is not None:
+        scores = jnp.where(choice.allowed, scores, -jnp.inf)
+    token = sample_tokens(choice.sampler, choice.key, step, scores, choice.indices)
     if generated is not None:
         generated = jax.lax.dynamic_update_slice(generated, token[:, None], (0, step))
     log_prob = -token_losses(logits, token)
     tokens, log_probs = jnp.where(stopped, NO_TOKEN, token), jnp.where(stopped, 0.0, log_prob)
     stopped |= (token[:, None] == choice.stops).any(axis=-1)
-    return DecodingState(token, stopped, step + 1, generated), DecodedChunk(
-        tokens, log_probs, captured
-    )
+    if choice.stop_table is not None and stop_state is not None:
+        stop_state = choice.stop_table[stop_state, token].astype(jnp.int32)
+        stopped |= stop_state == len(choice.stop_table) - 1
+    after = DecodingState(token, stopped, step + 1, generated, stop_state)
+    return after, DecodedChunk(tokens, log_probs, captured)
 
 
-@partial(jax.jit, static_argnums=(0, 5), donate_argnums=(2, 3))
+@partial(jax.jit, static_argnums=(0, 5, 7), donate_argnums=(2, 3))
 def decode_chunk(
     model: LanguageModel,
     weights: Weights,
@@ -162,8 +175,9 @@ def decode_chunk(
     choice: TokenSelection,
     live: int | None,
     hooks: Hooks = NO_HOOKS,
+    steps: int = STEPS,
 ) -> tuple[Cache, DecodingState, DecodedChunk]:
-    """Generates STEPS tokens per batch element with the first `live` slots of the cache."""
+    """Generates `steps` tokens per batch element with the first `live` slots of the cache."""
 
     def step(
         carry: tuple[LoopCache, DecodingState], _: None
@@ -176,5 +190,5 @@ def decode_chunk(
         return (LoopCache.from_cache(passed.cache), state), output
 
     carry = LoopCache.from_cache(cache.live_prefix(live)), state
-    (prefix, state), steps = jax.lax.scan(step, carry, length=STEPS)
-    return cache.merge_prefix(prefix.to_cache()), state, steps
+    (prefix, state), outputs = jax.lax.scan(step, carry, length=steps)
+    return cache.merge_prefix(prefix.to_cache()), state, outputs

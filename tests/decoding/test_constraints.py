@@ -17,12 +17,15 @@ SOME = st.lists(IDS, max_size=2).map(tuple)
 CONSTRAINTS = st.builds(
     Constraints,
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.7, -0.4]),
+    presence_penalty=st.sampled_from([0.0, 0.6]),
     no_repeat_ngram_size=st.integers(0, 4),
     bad_words_ids=st.lists(st.lists(IDS, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     min_length=st.integers(0, 8),
     min_new_tokens=st.integers(0, 4),
     forced_bos_token_id=st.none() | IDS,
     forced_eos_token_id=SOME,
+    allowed_tokens=SOME,
     suppress_tokens=SOME,
     begin_suppress_tokens=SOME,
     sequence_bias=st.lists(
@@ -59,6 +62,10 @@ def expected(constraints, scores, words, prompt, step, last_step, stops, read):
     for token in set(words):
         by = constraints.repetition_penalty
         scores[token] = scores[token] * by if scores[token] < 0 else scores[token] / by
+    for token in words[prompt:]:
+        scores[token] -= constraints.frequency_penalty
+    for token in set(words[prompt:]):
+        scores[token] -= constraints.presence_penalty
     for token in range(VOCAB):
         for size, earlier in (
             (constraints.no_repeat_ngram_size, words),
@@ -84,6 +91,8 @@ def expected(constraints, scores, words, prompt, step, last_step, stops, read):
     for token in set(stops):
         if step > start and np.isfinite(scores[token]):
             scores[token] += abs(scores[token]) * (factor ** (step - start) - 1)
+    if constraints.allowed_tokens:
+        scores[~np.isin(np.arange(VOCAB), constraints.allowed_tokens)] = -np.inf
     scores[list(constraints.suppress_tokens)] = -np.inf
     if step == (1 if prompt == 1 and first is not None else 0):
         scores[list(constraints.begin_suppress_tokens)] = -np.inf
@@ -126,6 +135,9 @@ def test_decoding_constraints_equal_python_reference(constraints, seed, step, st
     [
         ("repetition_penalty", 0.0, "repetition_penalty is 0.0"),
         ("min_length", -1, "min_length is -1"),
+        ("frequency_penalty", float("nan"), "frequency_penalty is nan"),
+        ("presence_penalty", float("inf"), "presence_penalty is inf"),
+        ("allowed_tokens", (-1,), "allowed_tokens is"),
         ("bad_words_ids", ((),), "bad_words_ids contains"),
         ("suppress_tokens", (1.5,), "suppress_tokens is"),
         ("forced_bos_token_id", True, "forced_bos_token_id is True"),

@@ -284,6 +284,13 @@ def _is_positive(value: Any) -> bool:
     return is_number and 0.0 < float(value) < float("inf")
 
 
+def check_finite(config: "DataclassInstance", *names: str) -> None:
+    """Raises ValueError if a field is infinite or NaN."""
+    for name in names:
+        if not math.isfinite(getattr(config, name)):
+            raise ValueError(f"{name} is {getattr(config, name)}; it must be finite")
+
+
 def check_fraction(config: "DataclassInstance", *names: str) -> None:
     """Raises ValueError if a field is not in [0, 1)."""
     for name in names:

@@ -7,9 +7,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
 
-from jaxformer.models.config.check import check_at_least, check_fields, check_positive
+from jaxformer.models.config.check import (
+    check_at_least,
+    check_fields,
+    check_finite,
+    check_positive,
+)
 
 Ids = tuple[int, ...]
+_ID_FIELDS = ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens", "allowed_tokens")
 
 
 @dataclass(frozen=True)
@@ -23,6 +29,10 @@ class Constraints:
     repetition_penalty: float = 1.0
     """the score of a token that already occurs in the text is divided by this if it is positive,
     and multiplied by this if it is negative (Keskar et al. 2019)"""
+    frequency_penalty: float = 0.0
+    """this is subtracted from the score of a token for each time that it has been generated"""
+    presence_penalty: float = 0.0
+    """this is subtracted from the score of a token that has been generated at least once"""
     no_repeat_ngram_size: int = 0
     """no n-gram of this size occurs twice in the text; 0: no such constraint"""
     bad_words_ids: tuple[Ids, ...] = ()
@@ -36,6 +46,9 @@ class Constraints:
     token"""
     forced_eos_token_id: Ids = ()
     """if the text has not stopped before, the last token that is generated is one of these"""
+    allowed_tokens: Ids = ()
+    """the only tokens that are generated, so a text stops early only at one of them; (): all
+    tokens"""
     suppress_tokens: Ids = ()
     """tokens that are never generated"""
     begin_suppress_tokens: Ids = ()
@@ -62,6 +75,8 @@ class Constraints:
         check_at_least(0, self, "no_repeat_ngram_size", "min_length", "min_new_tokens")
         check_at_least(0, self, "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
         check_at_least(0, self, "begin_suppress_tokens", "encoder_no_repeat_ngram_size")
+        check_at_least(0, self, "allowed_tokens")
+        check_finite(self, "frequency_penalty", "presence_penalty")
         check_positive(self, "repetition_penalty", "encoder_repetition_penalty")
         for name, words in self._words.items():
             for word in words:
@@ -91,7 +106,7 @@ class Constraints:
         named = {name: tuple(chain(*words)) for name, words in self._words.items()}
         first = self.forced_bos_token_id
         named["forced_bos_token_id"] = () if first is None else (first,)
-        for name in ("forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens"):
+        for name in _ID_FIELDS:
             named[name] = getattr(self, name)
         for name, ids in named.items():
             if ids and max(ids) >= vocab_size:

@@ -27,7 +27,11 @@ _WANDB = "wandb"
 
 
 def json_text(
-    content: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None
+    content: Any,
+    *,
+    indent: int | None = None,
+    default: Callable[[Any], Any] | None = None,
+    ascii_only: bool = True,
 ) -> str:
     """Serializes `content` to JSON.
 
@@ -35,13 +39,16 @@ def json_text(
         content: A tree of dicts, lists, strings, numbers, bools and None.
         indent: Number of spaces per level. If None, the result is a single line.
         default: Function that converts objects of other types to JSON types.
+        ascii_only: Whether other characters are written as escapes.
 
     Raises:
         FloatingPointError: a number is not finite, which JSON cannot represent. The message gives
             the key of the number in `content`.
     """
     try:
-        return json.dumps(content, allow_nan=False, indent=indent, default=default)
+        return json.dumps(
+            content, allow_nan=False, indent=indent, default=default, ensure_ascii=ascii_only
+        )
     except ValueError:
         name = _not_finite(content)
         if name is None:

@@ -12,7 +12,8 @@ from jaxformer.terminal import did_you_mean, say, visible
 
 VERBS = {
     "train": "train a model on text (by default on the Python standard library) or on pairs",
-    "generate": "continue a prompt with a trained model",
+    "generate": "continue a prompt, or each prompt of a file, with a trained model",
+    "chat": "talk to a model that was tuned on conversations",
     "translate": "translate the lines of files or of standard input",
     "fill-mask": "predict the masked tokens of a text with a trained encoder",
     "evaluate": "score a model on files: loss, bits per byte, BLEU",

@@ -20,6 +20,11 @@ from jaxformer.cli.train_arguments import TrainArguments
 from jaxformer.models.config import KINDS, DecoderConfig
 from jaxformer.training.presets import training_preset, usual_preset
 
+SAMPLING = """
+    --mesh --max-new-tokens --temperature --parse-special --ignore-generation-config
+    --repetition-penalty --frequency-penalty --presence-penalty --no-repeat-ngram-size
+    --min-new-tokens --stop --json-schema
+"""
 ACTS = {
     "train": """
         --vocab-size --max-length --num-layers --embed-dim --num-heads --num-kv-heads --head-dim
@@ -39,9 +44,8 @@ ACTS = {
         --encoder-mlp-dim --batch-tokens --lengths --lowercase --evaluation-pairs --bleu-tokenize
         --cell --hidden-dim --kernel-size --attends --parse-special
     """,
-    "generate": """
-        --mesh --max-new-tokens --temperature --parse-special --ignore-generation-config
-    """,
+    "generate": f"{SAMPLING} --truncate-prompt --prompts",
+    "chat": f"{SAMPLING} --system",
     "translate": "--mesh --beam-width --batch-size --parse-special --ignore-generation-config",
     "fill-mask": "--mesh --top-k --json --parse-special",
     "evaluate": "--mesh --source --json --parse-special",
@@ -59,6 +63,14 @@ LEARNED, ROTARY = "--preset shakespeare", "--preset stdlib"
 RELATIVE = "--positions relative"
 ALL_BIASES = "--query-key-value-bias True --attention-output-bias True --feedforward-bias True"
 TINY = "--preset tiny"
+SAMPLED = {
+    "--top-k 3": (["", "--temperature 0.5"], ["--temperature 0"]),
+    "--top-p 0.5": ([""], ["--temperature 0"]),
+    "--min-p 0.5": ([""], ["--temperature 0"]),
+    "--seed 1": ([""], ["--temperature 0"]),
+    "--regex a": ([""], ["--json-schema s.json"]),
+    "--grammar g.lark": ([""], ["--json-schema s.json", "--regex a"]),
+}
 SOMETIMES = {
     "train": {
         "--norm-position post": (["", "--norm layer"], ["--norm none"]),
@@ -131,11 +143,12 @@ SOMETIMES = {
         "--ignore-generation-config top_k": (["--init-from base"], ["", "--model encoder"]),
     },
     "generate": {
-        "--top-k 3": (["", "--temperature 0.5"], ["--temperature 0"]),
-        "--top-p 0.5": ([""], ["--temperature 0"]),
-        "--min-p 0.5": ([""], ["--temperature 0"]),
-        "--seed 1": ([""], ["--temperature 0"]),
+        **SAMPLED,
+        "-o x.jsonl": (["--prompts p.jsonl"], [""]),
+        "--num-samples 2": (["--prompts p.jsonl -o x.jsonl"], [""]),
+        "--batch-size 2": (["--prompts p.jsonl -o x.jsonl"], [""]),
     },
+    "chat": SAMPLED,
     "evaluate": {
         "--text-field body": (["a.jsonl", "b.txt ."], ["a.txt", "--source s.tsv"]),
         "--stride 3": (["a.txt"], ["--source s.tsv"]),
@@ -176,7 +189,7 @@ SOMETIMES = {
         "--explain-attention": ([TINY], ["", f"{TINY} --decode"]),
     },
 }
-POSITIONAL = dict.fromkeys(("generate", "translate", "verify", "evaluate"), "run")
+POSITIONAL = dict.fromkeys(("generate", "chat", "translate", "verify", "evaluate"), "run")
 POSITIONAL |= {
     "export": "run out",
     "explain": "run text",

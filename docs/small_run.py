@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import random
+import sys
 import tempfile
 from pathlib import Path
 
@@ -17,15 +18,20 @@ SENTENCES = {
 }
 
 
-def run_quietly(command: str) -> str:
+def run_quietly(command: str, stdin: str = "") -> str:
     """Runs a command of `jaxformer` and returns its output.
 
     Args:
         command: The words after `jaxformer`, separated by spaces.
+        stdin: The text that the command reads from standard input.
     """
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        main(command.split())
+    printed, before = io.StringIO(), sys.stdin
+    sys.stdin = io.StringIO(stdin)
+    try:
+        with contextlib.redirect_stdout(printed):
+            main(command.split())
+    finally:
+        sys.stdin = before
     return printed.getvalue()
 
 

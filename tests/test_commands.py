@@ -122,6 +122,9 @@ ELSEWHERE = {
     "train my.txt --preset tiny --out runs/tide": "test_docs.py",
     "train my.txt --init-from openai-community/gpt2 --lora-rank 8 --out runs/adapter": "hub",
     "train records.jsonl --init-from MODEL": "cli/test_tuning.py",
+    "generate RUN --prompts prompts.jsonl --out answers.jsonl": "cli/test_prompts.py",
+    "chat RUN": "cli/test_chat.py",
+    "chat runs/answers": "cli/test_chat.py",
     "train records.jsonl --init-from Qwen/Qwen3-0.6B --lora-rank 8 --out runs/answers": (
         "cli/test_tuning.py"
     ),

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Self, TypeVar
@@ -328,8 +329,9 @@ class Tokenizer(ABC):
         except ValueError:
             return self.stop_tokens  # The template may need other messages.
         special = set(self.special_words.values())
-        ends = [token for token in said if token in special]
-        return tuple(dict.fromkeys([*self.stop_tokens, *ends[-1:]]))
+        last = max(n for n, token in enumerate(said) if "b" in self.decode([token]))
+        after = (token for token in said[last:] if token in special)
+        return tuple(dict.fromkeys([*self.stop_tokens, *islice(after, 1)]))
 
     def _encode_marked(self, text: str, mark: str) -> list[Token]:
         """Encodes a text in which special tokens count only behind a mark."""

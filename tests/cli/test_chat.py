@@ -69,6 +69,10 @@ def test_oldest_messages_are_forgotten_if_there_is_no_room(say, asked):
     assert "no room: forgot the" in err
     assert all(prompt.startswith("s:s|") for prompt in asked)
     assert "aaaaaaaa" not in asked[-1] and asked[-1].endswith("u:cccccccc|")
+    _, err = say("k\nl\nm\nn\no\np\n")
+    assert "no room: forgot the" in err
+    for before, prompt in zip("klmno", asked[1:], strict=True):
+        assert f"u:{before}|" in prompt
 
 
 def test_message_without_room_for_an_answer_is_an_error(talker, monkeypatch, capsys):

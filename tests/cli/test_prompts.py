@@ -124,6 +124,11 @@ def test_too_long_prompts_are_refused_or_lose_their_beginning(trained, tmp_path,
     refused(capsys, ["generate", trained, *words], "p.jsonl: line 3: ", "--truncate-prompt")
     assert not list(tmp_path.glob("out*"))
     assert generate(trained, *words, "--truncate-prompt") == 0
+    model, variables, tokenizer = jf.load(trained)
+    opening, ids = tokenizer.text_opening, tokenizer.encode(long["prompt"])
+    kept = [*opening, *ids[-(model.config.max_length - 6 - len(opening)) :]]
+    found = jf.generate(model, variables, [kept], max_new_tokens=6, sampler=jf.Sampler(0.0))
+    assert written(out)[2]["generated"] == tokenizer.decode(found.tokens[0])
     capsys.readouterr()
     refused(capsys, ["generate", trained, long["prompt"], *GREEDY], "--truncate-prompt")
     assert generate(trained, long["prompt"], *GREEDY, "--truncate-prompt") == 0

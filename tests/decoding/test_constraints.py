@@ -130,6 +130,23 @@ def test_decoding_constraints_equal_python_reference(constraints, seed, step, st
         np.testing.assert_allclose(found[index], wanted, rtol=1e-5, atol=1e-6)
 
 
+@given(seed=st.integers(0, 2**31), frequency=st.floats(-2, 2), presence=st.floats(-2, 2))
+def test_penalties_are_subtracted_for_each_generated_token_and_once(seed, frequency, presence):
+    """Tokens of the prompt do not count."""
+    random = np.random.default_rng(seed)
+    rules = Constraints(frequency_penalty=frequency, presence_penalty=presence)
+    prompts = [random.integers(0, VOCAB, length) for length in (1, 4)]
+    generated = random.integers(0, 3, (2, 5))
+    generated[:, 4:] = NO_TOKEN
+    rules = build_rules(rules, prompts, 4, 5, np.array([], int))
+    scores = random.normal(size=(2, VOCAB)).astype(np.float32)
+    counts = np.stack([np.bincount(row[:4], minlength=VOCAB) for row in generated])
+    wanted = scores - frequency * counts - presence * (counts > 0)
+    if rules is not None:
+        scores = rules.apply(jnp.asarray(scores), jnp.asarray(generated), jnp.int32(4))
+    np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [

@@ -154,6 +154,36 @@ def test_generated_sequence_ends_with_its_first_stop_token(seed, stops):
         assert streamed == out.tokens[index, :length].tolist()
 
 
+class Letters:
+    """A tokenizer whose ids are letters, except id 0, which has no bytes."""
+
+    vocabulary_bytes = (b"", *(bytes([letter]) for letter in b"abcdefghijkl"))
+
+    def decode(self, ids):
+        return b"".join(self.vocabulary_bytes[token] for token in ids).decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", mostly_slow([None, 1], None))
+@given(seed=tiny.seeds, data=st.data())
+def test_generated_texts_end_at_their_first_stop_string(batch_size, seed, data):
+    """The text is unchanged up to and including the token that completes a stop string."""
+    model, variables, prompts = setup(seed)
+    options = {"key": jax.random.key(seed), "batch_size": batch_size}
+    free = run(model, variables, prompts, 20, **options)
+    start = data.draw(st.integers(0, 15))
+    text = Letters().decode(free.tokens[data.draw(st.integers(0, 2))])
+    words = (text[start : start + data.draw(st.integers(1, 3))] or "a", "lk")
+    stop = jf.StopStrings(Letters(), words)
+    out = run(model, variables, prompts, 20, stop_strings=stop, **options)
+    for index in range(3):
+        texts = [Letters().decode(free.tokens[index, :n]) for n in range(1, 21)]
+        ends = [n for n, text in enumerate(texts, 1) if any(word in text for word in words)]
+        length = ends[0] if ends else 20
+        assert out.lengths[index] == length
+        np.testing.assert_array_equal(out.tokens[index, :length], free.tokens[index, :length])
+
+
 def test_stop_tokens_may_be_any_iterable():
     """Stop tokens may be a list, an array, a set, an iterator or a range."""
     model, variables, prompts = setup(3)

@@ -79,6 +79,16 @@ def test_prompt_and_masked_tokens_make_the_conversation(name, tmp_path):
     assert [*prompt.ids, *answer] == chat.ids
 
 
+@chats.needs_templates
+@pytest.mark.parametrize("name", chats.NAMES)
+def test_an_answer_ends_with_the_special_token_of_its_turn(name, tmp_path):
+    tokenizer = chats.make_tokenizer(tmp_path, chats.published(name), "qwen")
+    ends = {"<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|end|>"}
+    found = {tokenizer.token_name(token) for token in tokenizer.turn_end_tokens}
+    assert set(tokenizer.stop_tokens) <= set(tokenizer.turn_end_tokens)
+    assert len(found & ends) == 1 and len(found) <= 2
+
+
 def test_end_of_turn_that_is_also_the_padding_is_learnt(tmp_path):
     template = chats.CHATML.replace("<|im_end|>", "<pad>")
     tokenizer = chats.make_tokenizer(tmp_path, template, more=["<pad>"])

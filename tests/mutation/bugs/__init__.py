@@ -7,6 +7,7 @@ itself.
 from functools import partial
 
 from tests.mutation.bugs import (
+    answers,
     artifacts,
     attention,
     bench,
@@ -35,6 +36,7 @@ from tests.mutation.bugs import (
 from tests.mutation.changes import changed
 
 BUGS = (
+    *answers.BUGS,
     *masks.BUGS,
     *attention.BUGS,
     *cache.BUGS,

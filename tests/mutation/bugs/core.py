@@ -220,7 +220,7 @@ BUGS = (
     Bug(
         "decoding steps read one block of slots too few",
         "decoding.generate:_generate_batch",
-        Replace("width + most - room - 1 + STEPS", "width + most - room - 1"),
+        Replace("width + most - room - 1 + block", "width + most - room - 1"),
         f"{GENERATION}::test_long_generation_grows_the_cache",
     ),
     Bug(

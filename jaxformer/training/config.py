@@ -357,6 +357,9 @@ class RecordTraining(WindowTraining[Model]):
     chat_template: str | None = None
     """file with a chat template in jinja2, for records with messages; default: the template of the
     checkpoint, or a plain one that the run folder then contains"""
+    record_weights: tuple[float, ...] = ()
+    """one number for each file or dataset: how often an epoch has each of its training records,
+    such as 3 or 0.5; default: once"""
     evaluation_records: int = 128
     """held-out records per evaluation, the same each time. The last evaluation also scores all
     held-out records"""
@@ -369,6 +372,7 @@ class RecordTraining(WindowTraining[Model]):
         super().__post_init__()
         check_at_least(1, self, "evaluation_records")
         check_at_least(0, self, "sample_tokens")
+        check_positive(self, "record_weights")
 
 
 @dataclass(frozen=True)

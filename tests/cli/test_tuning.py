@@ -1,6 +1,7 @@
 """Tests of `jaxformer train records.jsonl --init-from …`: tuning on prompts and conversations."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -171,6 +172,24 @@ def test_wrong_inputs_are_refused_before_anything_is_written(files, trained, cap
     (files / "robot.jsonl").write_text(json.dumps(robot) + "\n")
     refused(capsys, ["train", "robot.jsonl", *base, "--out", "out"], "line 1", "'robot'")
     assert not (files / "out").exists()
+
+
+def test_weights_of_several_files_repeat_their_training_records(files, trained, capsys):
+    first, second = list(records("completion", 20)), list(records("completion", 40))[20:]
+    for name, part in (("first", first), ("second", second)):
+        (files / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in part))
+    words = ["train", "first.jsonl", "second.jsonl", *FEW, "--init-from", trained]
+    refused(capsys, [*words, "--record-weights", "2", "--out", "no"], "--record-weights", "2 files")
+    refused(capsys, [*words, "--record-weights", "2", "-1", "--out", "no"], "record_weights")
+    assert main([*map(str, words), "--record-weights", "3", "1", "--out", "out"]) == 0
+    decode = jf.load("out").tokenizer.decode
+    task = read_task("out")
+    seen = Counter(decode(map(int, task.train[n].ids)) for n in range(len(task.train)))
+    held_out = [decode(map(int, task.held_out[n].ids)) for n in range(len(task.held_out))]
+    wanted = {x["prompt"] + x["completion"]: 3 for x in first}
+    wanted |= {x["prompt"] + x["completion"]: 1 for x in second}
+    assert len(set(held_out)) == len(held_out)
+    assert seen == {text: wanted[text] for text in wanted if text not in held_out}
 
 
 def test_tuning_leaves_the_base_unchanged(files, trained):

@@ -53,10 +53,12 @@ class Text(NamedTuple):
         examples: The tokens: one example, or the better and the worse answer to one prompt.
         question: The text before the first token to learn, or the whole text of a record that has
             only a text.
+        weight: How often an epoch has the record, on average.
     """
 
     examples: tuple[Example, ...]
     question: str
+    weight: float = 1.0
 
 
 def find_form(fields: Any) -> str | None:
@@ -105,6 +107,7 @@ def read_examples(
     *,
     forms: Sequence[str] = TUNING_FORMS,
     learn_all: bool = False,
+    weights: Sequence[float] = (),
 ) -> Iterator[Text]:
     """Reads and encodes the records of files, folders and datasets.
 
@@ -113,6 +116,7 @@ def read_examples(
         tokenizer: Encodes the texts, and has the chat template.
         forms: The accepted forms of records, keys of `FORMS`.
         learn_all: Whether the model learns all tokens, instead of the completions.
+        weights: How often an epoch has each record of each path; once by default.
 
     Yields:
         The encoded records.
@@ -121,15 +125,16 @@ def read_examples(
         ValueError: A record has no known form, or cannot be encoded. The message has the file and
             the line.
     """
-    sources = find_records(paths)
-    if not sources:
+    if not find_records(paths):
         raise ValueError(
             f"{paths[0]} has no records; give a .jsonl, .json or .parquet file whose records have "
             f"{_listed(forms)}"
         )
-    for source in sources:
-        for record in source.records():
-            yield _encode_record(source.path, record, tokenizer, forms, learn_all)
+    for path, weight in zip(paths, weights or [1.0] * len(paths), strict=True):
+        for source in find_records([path]):
+            for record in source.records():
+                text = _encode_record(source.path, record, tokenizer, forms, learn_all)
+                yield text._replace(weight=weight)
 
 
 def _listed(forms: Sequence[str]) -> str:
@@ -250,6 +255,20 @@ def _after(start: int, length: int) -> list[bool]:
 def _ending(tokenizer: Tokenizer) -> list[int]:
     """Returns the id that ends a text, or none if the tokenizer has no such id."""
     return list(tokenizer.stop_tokens[:1])
+
+
+def repeat_by_weight(texts: Sequence[Text], seed: int) -> list[Text]:
+    """Returns each text as often as its weight says.
+
+    A text with the weight 2.25 occurs twice, and with a probability of 0.25 once more.
+
+    Args:
+        texts: The texts.
+        seed: The seed of the random numbers.
+    """
+    weights = np.array([text.weight for text in texts])
+    times = np.floor(weights + np.random.default_rng(seed).random(len(weights))).astype(int)
+    return [text for text, number in zip(texts, times.tolist(), strict=True) for _ in range(number)]
 
 
 def split_texts(texts: Sequence[Text], fraction: float | None) -> tuple[list[Text], list[Text]]:

@@ -24,6 +24,7 @@ from jaxformer.training.data.examples import (
     find_records,
     has_messages,
     read_examples,
+    repeat_by_weight,
     split_texts,
 )
 from jaxformer.training.data.packing import Examples
@@ -83,6 +84,11 @@ class RecordTask(Generic[ConfigT]):
             raise ValueError("--source and --target are for models that train on pairs")
         if not find_records(inputs.text):
             raise ValueError(f"{inputs.text[0]} has no records")
+        if len(config.record_weights) not in (0, len(inputs.text)):
+            raise ValueError(
+                f"--record-weights has {len(config.record_weights)} numbers, but there are "
+                f"{len(inputs.text)} files or datasets; give one number for each"
+            )
         _read_template(config)
         return inputs
 
@@ -99,7 +105,11 @@ class RecordTask(Generic[ConfigT]):
             raise ValueError("records with prompts need a checkpoint to tune; add --init-from")
         tokenizer = _with_template(tokenizer, gathered, config, screen)
         tokenizer.save(folder.tokenizer)
-        options = {"forms": cls.forms, "learn_all": cls.learns_all(config)}
+        options = {
+            "forms": cls.forms,
+            "learn_all": cls.learns_all(config),
+            "weights": config.record_weights,
+        }
         texts: list[Text] = []
         with screen.count(0, "encoding", "records") as show:
             for text in read_examples(gathered.text, tokenizer, **options):
@@ -107,8 +117,9 @@ class RecordTask(Generic[ConfigT]):
                 show(len(texts))
         folder.tokens.mkdir(parents=True, exist_ok=True)
         lines = []
-        split = split_texts(texts, config.validation_fraction)
-        for part, records in zip(folder.examples, split, strict=True):
+        train, held_out = split_texts(texts, config.validation_fraction)
+        train = repeat_by_weight(train, config.seed)
+        for part, records in zip(folder.examples, (train, held_out), strict=True):
             name = part.replace("_", " ")
             fitted = _fit(records, config.window)
             if not fitted.examples:

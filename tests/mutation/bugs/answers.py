@@ -18,6 +18,12 @@ RESUMED = f"{PROMPTS}::test_an_interrupted_command_writes_the_same_file_when_it_
 
 BUGS = (
     Bug(
+        "the weights of files are ignored",
+        "training.data.examples:repeat_by_weight",
+        Replace("text.weight", "1.0"),
+        "training/data/test_examples.py::test_each_record_is_repeated_by_the_weight_of_its_file",
+    ),
+    Bug(
         "a stop string is forgotten after a wrong character",
         "decoding.stop_strings:StopStrings._automaton",
         Replace("range(len(text) + 1)", "(0, len(text))"),

@@ -1,6 +1,7 @@
 """Records become token ids with a mask of the tokens to learn."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -15,6 +16,7 @@ from jaxformer.training.data.examples import (
     has_messages,
     needs_tuning,
     read_examples,
+    repeat_by_weight,
     split_texts,
 )
 from tests.artifacts.chat import chats
@@ -142,6 +144,23 @@ def test_wrong_record_is_named_by_file_and_line(name, tmp_path):
     path = write(tmp_path / "a.jsonl", RECORDS["completion"], record)
     message = error_of(lambda: list(read_examples([path], PLAIN)))
     assert f"{path}: line 2" in message and reason in message
+
+
+def test_each_record_is_repeated_by_the_weight_of_its_file(tmp_path):
+    """Fractions are drawn by chance, so their number is close to the expected one."""
+    for name in "abc":
+        write(tmp_path / f"{name}.jsonl", *({"text": f"{name} {n}"} for n in range(400)))
+    paths, weights = [tmp_path / f"{name}.jsonl" for name in "abc"], (2.0, 0.25, 1.5)
+    texts = list(read_examples(paths, PLAIN, weights=weights))
+    assert [text.weight for text in texts[::400]] == list(weights)
+    repeated = repeat_by_weight(texts, 0)
+    counts = Counter(text.question for text in repeated)
+    assert {counts[f"a {n}"] for n in range(400)} == {2}
+    assert {counts[f"b {n}"] for n in range(400)} == {0, 1}
+    assert {counts[f"c {n}"] for n in range(400)} == {1, 2}
+    assert 60 <= sum(counts[f"b {n}"] for n in range(400)) <= 140
+    assert 540 <= sum(counts[f"c {n}"] for n in range(400)) <= 660
+    assert repeat_by_weight(texts, 0) == repeated != repeat_by_weight(texts, 1)
 
 
 def test_similar_prompts_are_held_out_together(tmp_path):

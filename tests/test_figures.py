@@ -287,6 +287,28 @@ def _many_sequences() -> str:
     ).strip()
 
 
+def _answers() -> str:
+    names = {
+        "10,000 in batches | jaxformer, one prompt at a time": "one prompt at a time",
+        "10,000 in batches | transformers, batches of 64": "transformers, batches of 64",
+        "one at a time | transformers, one at a time": "transformers, one at a time",
+        "512 with constraints and stop strings | transformers, batches of 64": (
+            "constraints, transformers in batches of 64"
+        ),
+        "256 with a JSON schema | transformers, batches of 64": (
+            "a JSON schema, both in batches of 64"
+        ),
+    }
+    found = {x["case"]: x for x in figures("answers-cpu")}
+    lines = []
+    for shown, name in names.items():
+        x = found[name]
+        times = f"{x['ms_per_prompt']:.1f} ms | {x['other_ms_per_prompt']:.1f} ms"
+        lines.append(f"| {shown} | {times} | {x['ratio']:.1f} |")
+    seconds = found["one prompt at a time"]["seconds_of_command"]
+    return f"{' '.join(lines)} The command `jaxformer generate --prompts` took {seconds:.0f} s"
+
+
 def _integers() -> str:
     found = figures("int8-cpu")
     same = [x["same_argmax"] for x in found]
@@ -338,6 +360,7 @@ SENTENCES = {  # a sentence of a page, computed from the record or the code
     "memory of attention": ("docs/results.md", _attention_memory),
     "sources": ("docs/results.md", _sources),
     "many sequences": ("docs/results.md", _many_sequences),
+    "answers": ("docs/results.md", _answers),
     "int8": ("docs/troubleshooting.md", _integers),
     "memory of loading": ("docs/checkpoints.md", _memory_of_loading),
     "cost of taint": ("docs/certificates.md", _cost_of_taint),

@@ -17,6 +17,17 @@ from tests.slow import mostly_slow
 gguf = pytest.importorskip("gguf", reason="GGUF files need the package gguf")
 SIZES = {"embed_dim": 64, "num_heads": 4, "head_dim": 16, "mlp_dim": 96, "max_length": 96}
 LLAMA = {name: value for name, value in foreign.LLAMA.items() if name not in ("window", *SIZES)}
+GEMMA = LLAMA | {
+    "norm": "rms_one_plus",
+    "norm_position": "sandwich",
+    "query_key_norm": "head",
+    "activation": "geglu_tanh",
+    "scale_embeddings": True,
+    "tie_embeddings": True,
+    "num_layers": 4,
+    "window": (None, 5, 5, 5),
+    "rotary_base": (100.0, 500.0, 500.0, 500.0),
+}
 MODELS = {
     "gpt2": {"num_kv_heads": 4},
     "llama": LLAMA | {"rotary_base": 500.0},
@@ -38,6 +49,13 @@ MODELS = {
     "qwen3 linear": LLAMA
     | {"query_key_norm": "head", "rotary_scaling": jf.RotaryScaling("linear", 4.0)},
     "qwen3 with narrow heads": LLAMA | {"query_key_norm": "head", "head_dim": 8},
+    "gemma3": GEMMA,
+    "gemma3 without windows": GEMMA | {"window": None, "rotary_base": 500.0},
+    "gemma3 with windows only": GEMMA | {"window": 5, "rotary_base": 500.0},
+    "gemma3 linear": GEMMA
+    | {"rotary_scaling": (jf.RotaryScaling("linear", 4.0), None, None, None)},
+    "gemma3 with a cap": GEMMA | {"logits_softcap": 30.0},
+    "gemma3 with narrow heads": GEMMA | {"head_dim": 8},
 }
 # Models that llama.cpp's architecture cannot represent: (options, the field that is named).
 QWEN2, QWEN3 = MODELS["qwen2"], MODELS["qwen3"]
@@ -54,6 +72,12 @@ REFUSED = {
     "a part of each head": (LLAMA | {"rotary_fraction": 0.5}, "rotary_fraction"),
     "scaling by layer": (LLAMA | {"rotary_scaling": (LLAMA3, None)}, "rotary_scaling"),
     "window": (LLAMA | {"window": 5}, "window"),
+    "gemma3 yarn": (GEMMA | {"rotary_scaling": (YARN, None, None, None)}, "rotary_scaling"),
+    "gemma3 with another scale": (GEMMA | {"attention_scale": 0.1}, "attention_scale is"),
+    "gemma3 with biases": (
+        GEMMA | {"query_key_value_bias": True, "attention_output_bias": True},
+        "query_key_value_bias",
+    ),
 }
 
 
@@ -92,6 +116,24 @@ def test_model_trained_with_defaults_generates_the_same_text_in_llama_cpp(tmp_pa
     stream = theirs.generate(prompt, top_k=1, temp=0.0, repeat_penalty=1.0)
     found = [token for token, _ in zip(stream, range(len(expected)), strict=False)]
     np.testing.assert_array_equal(found, expected)
+
+
+def test_gguf_file_of_gemma_has_whole_scales_and_the_windows_of_its_layers(tmp_path):
+    """Gemma stores γ − 1, and llama.cpp multiplies by the tensor of the file."""
+    _, variables = written("gemma3", tmp_path / "x.gguf")
+    reader = gguf.GGUFReader(tmp_path / "x.gguf")
+    fields = {key: field.contents() for key, field in reader.fields.items()}
+    assert fields["gemma3.attention.sliding_window"] == 5
+    assert fields["gemma3.attention.sliding_window_pattern"] == [False, True, True, True]
+    assert fields["gemma3.rope.freq_base"] == 100.0
+    assert fields["gemma3.rope.freq_base_swa"] == 500.0
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    params = variables["params"]
+    scale = np.asarray(params["blocks"]["attention_norm"]["scale"])
+    for layer, row in enumerate(scale):
+        np.testing.assert_allclose(tensors[f"blk.{layer}.attn_norm.weight"], row + 1, rtol=1e-6)
+    final = np.asarray(params["final_norm"]["scale"])
+    np.testing.assert_allclose(tensors["output_norm.weight"], final + 1, rtol=1e-6)
 
 
 def test_gguf_q8_0_export_stores_only_matrices_as_integers(tmp_path):

@@ -3,10 +3,12 @@
 Two references encode a text from the file alone, by the rules of llama.cpp.
 """
 
+import io
 import itertools
 import json
 import warnings
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
@@ -19,6 +21,7 @@ from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.token_bytes import byte_characters
 from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.hub.gguf import export_gguf
+from jaxformer.hub.tokenizers.sentencepiece import t5_tokenizer
 from tests.errors import error_of
 from tests.hub import foreign
 from tests.properties import tiny
@@ -212,6 +215,51 @@ def test_sentencepiece_bpe_gives_the_token_ids_of_llama_cpp(kind, tmp_path):
     check()
 
 
+def trained_unigram(path, kind):
+    """Trains a unigram model, and returns sentencepiece's own encoder and the tokenizer."""
+    spm = pytest.importorskip("sentencepiece", reason="the reference is sentencepiece")
+    data = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 9),
+        model_writer=data,
+        vocab_size=90,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+        **UNIGRAMS[kind],
+    )
+    path.write_bytes(data.getvalue())
+    return spm.SentencePieceProcessor(model_proto=data.getvalue()), t5_tokenizer(path, 0)
+
+
+UNIGRAMS = {
+    "merged spaces": {},
+    "all spaces": {"remove_extra_whitespaces": False},
+    "no normalization": {
+        "normalization_rule_name": "identity",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+    },
+}
+PIECES = SpecialTokens((1,), None)
+
+
+@pytest.mark.parametrize("kind", UNIGRAMS)
+def test_gguf_file_stores_the_unigram_model_of_sentencepiece(kind, tmp_path):
+    theirs, backend = trained_unigram(tmp_path / "spiece.model", kind)
+    _, fields = written(tmp_path / "x.gguf", backend, special=PIECES)
+    number = theirs.vocab_size()
+    assert fields["ggml.model"] == "t5"
+    assert fields["ggml.tokens"][:number] == [theirs.id_to_piece(n) for n in range(number)]
+    scores = [theirs.get_score(n) for n in range(number)]
+    np.testing.assert_allclose(fields["ggml.scores"][:number], scores, rtol=1e-6)
+    assert fields["ggml.add_space_prefix"] == (kind != "no normalization")
+    assert fields["ggml.remove_extra_whitespaces"] == (kind == "merged spaces")
+    assert ("ggml.precompiled_charsmap" in fields) == (kind != "no normalization")
+    assert fields["ggml.unknown_token_id"] == theirs.unk_id()
+    assert fields["ggml.eos_token_id"] == theirs.eos_id()
+
+
 def test_gguf_file_stores_token_types(tmp_path):
     tokenizer, fields = written(tmp_path / "x.gguf", of_sentencepiece("llama"))
     types = {text: fields["ggml.token_type"][n] for n, text in enumerate(fields["ggml.tokens"])}
@@ -283,7 +331,10 @@ def steps_of(content: dict) -> list:
 
 LETTERS = {"type": "Split", "pattern": {"Regex": "[a-z]+"}, "behavior": "Isolated", "invert": False}
 REFUSED = {
-    "words": (word_level, "the tokenizer's type is WordLevel; only BPE can be exported to GGUF"),
+    "words": (
+        word_level,
+        "the tokenizer's type is WordLevel; only BPE and Unigram can be exported to GGUF",
+    ),
     "a prefix": (
         lambda: other(
             lambda x: x["pre_tokenizer"]["pretokenizers"][0].update(add_prefix_space=True)
@@ -324,6 +375,26 @@ def test_gguf_export_warns_about_missing_bpe_merge(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         written(tmp_path / "y.gguf", of_sentencepiece("llama"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", UNIGRAMS)
+def test_llama_cpp_and_jaxformer_encode_unigram_tokens_equally(kind, tmp_path):
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    original, backend = trained_unigram(tmp_path / "spiece.model", kind)
+    tokenizer, _ = written(tmp_path / "x.gguf", backend, special=PIECES)
+    theirs = llama_cpp.Llama(str(tmp_path / "x.gguf"), n_ctx=96, verbose=False)
+
+    @given(TEXTS)
+    def check(text):
+        found = theirs.tokenize(text.encode(), add_bos=False)
+        expected = original.encode(text)
+        assert found == expected
+        begins_with_space = original.normalize(text).startswith("▁▁")
+        # Before a space, Metaspace puts no second one.
+        assert begins_with_space or tokenizer.encode(text) == expected
+
+    check()
 
 
 @pytest.mark.slow

@@ -36,7 +36,11 @@ SIZE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embed
 MODELS = {
     "Llama": ("LlamaConfig", "LlamaForCausalLM", {}),
     "Qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {}),
-    "Gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {"sliding_window": 16}),
+    "Gemma3": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {"sliding_window": 16, "query_pre_attn_scalar": 8},
+    ),
 }
 ANSWER = "{{ m['content'] }}<|im_end|>\n"
 MARKED = chats.CHATML.replace(

@@ -306,7 +306,7 @@ def _answers() -> str:
         times = f"{x['ms_per_prompt']:.1f} ms | {x['other_ms_per_prompt']:.1f} ms"
         lines.append(f"| {shown} | {times} | {x['ratio']:.1f} |")
     seconds = found["one prompt at a time"]["seconds_of_command"]
-    return f"{' '.join(lines)} The command `jaxformer generate --prompts` took {seconds:.0f} s"
+    return f"{' '.join(lines)} The command with `--prompts` took {seconds:.0f} s"
 
 
 def _integers() -> str:

@@ -1,0 +1,230 @@
+"""Tunes a run until it answers sums: first on examples, then by rewards for right answers (GRPO).
+
+    python experiments/addition.py runs/stdlib --record addition-cpu --picture addition.png
+
+The first stage is `jaxformer train records.jsonl --init-from RUN`. In each step of the second
+stage, the model answers each of 32 questions eight times. The loss makes answers that are better
+than the others to the same question more probable. Half of the sums are held out of both stages.
+"""
+
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+from record import Parser, at_least, conclude, picture, run
+
+import jaxformer as jf
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.cli import main as jaxformer
+from jaxformer.functional import (
+    clipped_policy_loss,
+    group_advantages,
+    masked_mean,
+    token_log_probs,
+)
+from jaxformer.runtime import tune_cpu_runtime
+
+LARGEST, HELD_OUT, SCORED = 99, 0.5, 500
+QUESTIONS, ANSWERS, NEW, EPOCHS, RATE = 32, 8, 8, 2, 1e-4
+SEED = 0
+
+
+class Sum(NamedTuple):
+    """A question with its answer."""
+
+    question: str
+    answer: str
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.question}]
+
+
+def make_sums() -> tuple[list[Sum], list[Sum]]:
+    """Returns training sums and held-out sums in random order."""
+    pairs = [(a, b) for a in range(LARGEST + 1) for b in range(LARGEST + 1)]
+    order = np.random.default_rng(SEED).permutation(len(pairs))
+    sums = [Sum(f"What is {a} + {b}?", str(a + b)) for a, b in (pairs[i] for i in order)]
+    number = int(HELD_OUT * len(sums))
+    return sums[number:], sums[:number]
+
+
+def prompts_of(tokenizer: Tokenizer, sums: list[Sum]) -> list[list[int]]:
+    apply = tokenizer.apply_chat_template
+    return [apply(x.messages, add_generation_prompt=True).ids for x in sums]
+
+
+def read_answers(tokenizer: Tokenizer, out: jf.Generation) -> list[str]:
+    pairs = zip(out.tokens.tolist(), out.lengths.tolist(), strict=True)
+    return [tokenizer.decode(ids[:length]).strip() for ids, length in pairs]
+
+
+def accuracy(model, params, tokenizer: Tokenizer, sums: list[Sum]) -> float:
+    """Returns the fraction of sums whose most probable answer is right."""
+    out = jf.generate(
+        model,
+        {"params": params},
+        prompts_of(tokenizer, sums),
+        max_new_tokens=NEW,
+        sampler=jf.Sampler(0.0),
+        stop_tokens=tokenizer.turn_end_tokens,
+    )
+    answers = read_answers(tokenizer, out)
+    return float(np.mean([a == x.answer for a, x in zip(answers, sums, strict=True)]))
+
+
+def tune(base: Path, sums: list[Sum], folder: Path, steps: int) -> list[dict]:
+    """Tunes the run on examples; returns the lines of metrics with a held-out loss."""
+    records = folder / "sums.jsonl"
+    lines = ({"messages": [*x.messages, {"role": "assistant", "content": x.answer}]} for x in sums)
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = f"--steps {steps} --evaluate-every {max(steps // 8, 1)} --learning-rate 2e-3"
+    words += " --batch-size 16 --evaluation-records 400"
+    command = ["train", records, "--init-from", base, "--out", folder / "tuned", *words.split()]
+    assert jaxformer(list(map(str, command))) == 0
+    return [x for x in RunFolder(folder / "tuned").read_metrics() if "held_out_loss" in x]
+
+
+class Attempts(NamedTuple):
+    """Answers that the model generated, with their prompts.
+
+    Attributes:
+        tokens: int [answers, length], prompt and answer, then 0.
+        mask: bool [answers, length - 1], whether each target belongs to the answer.
+        rewards: float [questions, answers per question], 1 for a right answer.
+    """
+
+    tokens: np.ndarray
+    mask: np.ndarray
+    rewards: np.ndarray
+
+
+def attempt(model, params, tokenizer: Tokenizer, sums: list[Sum], key) -> Attempts:
+    """Answers each question ANSWERS times."""
+    prompts = [ids for ids in prompts_of(tokenizer, sums) for _ in range(ANSWERS)]
+    out = jf.generate(
+        model,
+        {"params": params},
+        prompts,
+        max_new_tokens=NEW,
+        sampler=jf.Sampler(1.0),
+        key=key,
+        stop_tokens=tokenizer.turn_end_tokens,
+        batch_size=len(prompts),
+    )
+    width = 8 * -(-(max(map(len, prompts)) + NEW) // 8)
+    tokens = np.zeros((len(prompts), width), np.int32)
+    mask = np.zeros((len(prompts), width - 1), bool)
+    for i, (prompt, length) in enumerate(zip(prompts, out.lengths.tolist(), strict=True)):
+        tokens[i, : len(prompt)] = prompt
+        tokens[i, len(prompt) : len(prompt) + length] = out.tokens[i, :length]
+        mask[i, len(prompt) - 1 : len(prompt) + length - 1] = True
+    wanted = [x.answer for x in sums for _ in range(ANSWERS)]
+    answers = read_answers(tokenizer, out)
+    rewards = np.array([a == b for a, b in zip(answers, wanted, strict=True)], np.float32)
+    return Attempts(tokens, mask, rewards.reshape(len(sums), ANSWERS))
+
+
+def make_update(model, optimizer):
+    """Returns the compiled log-probabilities of attempts, and the compiled update by GRPO."""
+
+    def log_probs(params, tokens):
+        return token_log_probs(model.apply({"params": params}, tokens[:, :-1]), tokens[:, 1:])
+
+    @jax.jit
+    def update(params, state, attempts, old):
+        advantages = group_advantages(attempts.rewards).reshape(-1)
+
+        def loss(params):
+            losses = clipped_policy_loss(log_probs(params, attempts.tokens), old, advantages)
+            return masked_mean(losses, attempts.mask)
+
+        updates, state = optimizer.update(jax.grad(loss)(params), state)
+        return optax.apply_updates(params, updates), state
+
+    return jax.jit(log_probs), update
+
+
+def improve(model, params, tokenizer: Tokenizer, sums, held_out, steps: int) -> list[dict]:
+    """Tunes by rewards; returns the accuracy on held-out sums during the training."""
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(RATE))
+    log_probs, update = make_update(model, optimizer)
+    state, random = optimizer.init(params), np.random.default_rng(SEED)
+    curve, begin = [], time.perf_counter()
+    for step in range(steps + 1):
+        if step % max(steps // 10, 1) == 0:
+            right = accuracy(model, params, tokenizer, held_out)
+            curve.append({"step": step, "accuracy": right, "seconds": time.perf_counter() - begin})
+            print(curve[-1], flush=True)
+        chosen = [sums[i] for i in random.choice(len(sums), QUESTIONS, replace=False)]
+        attempts = attempt(model, params, tokenizer, chosen, jax.random.key(step))
+        old = log_probs(params, attempts.tokens)
+        for _ in range(EPOCHS):
+            params, state = update(params, state, attempts, old)
+    return curve
+
+
+def draw(figures: dict, path: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    steps = [x["step"] for x in figures["tuning"]]
+    left.plot(steps, [x["held_out_loss"] for x in figures["tuning"]], "o-")
+    left.set(xlabel="steps", ylabel="nats per token of the answer")
+    left.set_title("tuning on examples: loss of held-out answers")
+    curve = figures["grpo"]
+    right.plot([x["step"] for x in curve], [100 * x["accuracy"] for x in curve], "o-")
+    right.axhline(100 * figures["accuracy of the base"], color="gray", linestyle=":")
+    right.set(xlabel="steps", ylabel="right answers to held-out sums (%)", ylim=(-3, 103))
+    right.set_title("tuning by rewards (dotted: before any tuning)")
+    for axes in (left, right):
+        axes.grid(alpha=0.2)
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    parser = Parser(__doc__)
+    parser.add_argument("base", type=Path, help="a run, such as that of the README's first line")
+    parser.add_argument("--steps", type=at_least(1), default=400, help="steps on examples")
+    parser.add_argument("--grpo-steps", type=at_least(1), default=150, help="steps by rewards")
+    parser.add_argument("--picture", type=picture, default="addition.png")
+    arguments = parser.parse_args()
+    tune_cpu_runtime()
+    sums, held_out = make_sums()
+    scored = held_out[:SCORED]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder, begin = Path(temporary), time.perf_counter()
+        metrics = tune(arguments.base, sums, folder, arguments.steps)
+        seconds = time.perf_counter() - begin
+        tuned = jf.load(folder / "tuned")
+    base = jf.load(arguments.base)
+    before = accuracy(tuned.model, base.variables["params"], tuned.tokenizer, scored)
+    begin = time.perf_counter()
+    curve = improve(
+        tuned.model,
+        tuned.variables["params"],
+        tuned.tokenizer,
+        sums,
+        scored,
+        arguments.grpo_steps,
+    )
+    figures = {
+        "accuracy of the base": before,
+        "tuning": metrics,
+        "seconds of tuning": seconds,
+        "grpo": curve,
+        "seconds of grpo": time.perf_counter() - begin,
+    }
+    draw(figures, arguments.picture)
+    conclude(figures, arguments.record)
+
+
+if __name__ == "__main__":
+    run(main)

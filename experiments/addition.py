@@ -1,10 +1,11 @@
-"""Tunes a run until it answers sums: first on examples, then by rewards for right answers (GRPO).
+"""Tunes a run to add two numbers: first on examples, then by reinforcement learning (GRPO).
 
     python experiments/addition.py runs/stdlib --record addition-cpu --picture addition.png
 
 The first stage is `jaxformer train records.jsonl --init-from RUN`. In each step of the second
-stage, the model answers each of 32 questions eight times. The loss makes answers that are better
-than the others to the same question more probable. Half of the sums are held out of both stages.
+stage, the model generates eight answers to each of 32 questions. A right answer has the reward 1.
+The loss raises the probability of answers whose reward is above the mean of their question. Half of
+the sums are held out from both stages.
 """
 
 import json
@@ -95,8 +96,8 @@ class Attempts(NamedTuple):
     """Answers that the model generated, with their prompts.
 
     Attributes:
-        tokens: int [answers, length], prompt and answer, then 0.
-        mask: bool [answers, length - 1], whether each target belongs to the answer.
+        tokens: int [answers, length], prompt and answer, padded with 0 on the right.
+        mask: bool [answers, length - 1], True where the target belongs to the answer.
         rewards: float [questions, answers per question], 1 for a right answer.
     """
 
@@ -132,7 +133,7 @@ def attempt(model, params, tokenizer: Tokenizer, sums: list[Sum], key) -> Attemp
 
 
 def make_update(model, optimizer):
-    """Returns the compiled log-probabilities of attempts, and the compiled update by GRPO."""
+    """Returns two compiled functions: the log-probabilities of attempts, and one GRPO update."""
 
     def log_probs(params, tokens):
         return token_log_probs(model.apply({"params": params}, tokens[:, :-1]), tokens[:, 1:])
@@ -183,7 +184,7 @@ def draw(figures: dict, path: Path) -> None:
     right.plot([x["step"] for x in curve], [100 * x["accuracy"] for x in curve], "o-")
     right.axhline(100 * figures["accuracy of the base"], color="gray", linestyle=":")
     right.set(xlabel="steps", ylabel="right answers to held-out sums (%)", ylim=(-3, 103))
-    right.set_title("tuning by rewards (dotted: before any tuning)")
+    right.set_title("GRPO (dotted line: accuracy of the base run)")
     for axes in (left, right):
         axes.grid(alpha=0.2)
     figure.savefig(path, dpi=110)
@@ -191,9 +192,9 @@ def draw(figures: dict, path: Path) -> None:
 
 def main():
     parser = Parser(__doc__)
-    parser.add_argument("base", type=Path, help="a run, such as that of the README's first line")
+    parser.add_argument("base", type=Path, help="run to tune, such as runs/stdlib")
     parser.add_argument("--steps", type=at_least(1), default=400, help="steps on examples")
-    parser.add_argument("--grpo-steps", type=at_least(1), default=150, help="steps by rewards")
+    parser.add_argument("--grpo-steps", type=at_least(1), default=150, help="steps of GRPO")
     parser.add_argument("--picture", type=picture, default="addition.png")
     arguments = parser.parse_args()
     tune_cpu_runtime()

@@ -7,8 +7,8 @@ import tokenizers
 
 NUM_BYTES = 256
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-# Steps of a decoder that change a token apart from the tokens around it. "Strip" removes a space
-# at the beginning of a text, so it does not concern tokens after a prompt.
+# Decoder steps that change each token independently of the tokens around it. "Strip" is accepted,
+# because it only removes a space at the beginning of a text, and generated tokens follow a prompt.
 _BY_TOKEN = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
@@ -51,24 +51,24 @@ def byte_level_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
 def vocabulary_bytes(backend: tokenizers.Tokenizer, steps: list[dict]) -> list[bytes]:
     """Returns the bytes that each id adds to a text; b"" for special tokens and unused ids.
 
-    The bytes are those of a token in the middle of a text. A decoder of SentencePiece drops the
-    space of the first token.
+    A SentencePiece decoder drops the leading space of a text's first token. The table keeps this
+    space, because generated tokens follow a prompt.
 
     Args:
         backend: The tokenizer.
         steps: The steps of its decoder, in the order of execution.
 
     Raises:
-        ValueError: What a token adds depends on the tokens around it.
+        ValueError: The bytes of a token depend on the tokens around it, as with WordPiece.
     """
     names = [step["type"] for step in steps]
     if names == ["ByteLevel"]:
         return byte_level_bytes(backend)
     if not names or not _BY_TOKEN.issuperset(names):
-        decoder = " and ".join(names) or "no decoder"
+        decoder = " and ".join(names) or "none"
         raise ValueError(
-            f"the tokenizer decodes with {decoder}, so the bytes of a single token are not "
-            "defined; byte-level BPE and the tokenizers of SentencePiece are accepted"
+            f"the bytes of a single token are not defined for this tokenizer (decoder: {decoder}); "
+            "use a tokenizer with byte-level BPE or SentencePiece"
         )
     vocabulary = backend.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values()) + 1)
@@ -83,7 +83,7 @@ def vocabulary_bytes(backend: tokenizers.Tokenizer, steps: list[dict]) -> list[b
 
 
 def _spaces(steps: list[dict]) -> Mapping[str, str]:
-    """Returns the replacements of a decoder, such as a space for `▁`."""
+    """Returns {old: new} for the replacements in a decoder's steps, such as {"▁": " "}."""
     found = {step["replacement"]: " " for step in steps if step["type"] == "Metaspace"}
     return found | {
         step["pattern"]["String"]: step["content"]

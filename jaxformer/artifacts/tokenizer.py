@@ -268,7 +268,7 @@ class Tokenizer(ABC):
         """The bytes that each id adds to a text; b"" for special tokens and unused ids.
 
         Raises:
-            ValueError: What a token adds depends on the tokens around it, as with WordPiece.
+            ValueError: The bytes of a token depend on the tokens around it, as with WordPiece.
         """
         return vocabulary_bytes(self._backend, list_steps(self.parts, "decoder"))
 
@@ -320,14 +320,17 @@ class Tokenizer(ABC):
 
     @cached_property
     def turn_end_tokens(self) -> tuple[int, ...]:
-        """The ids that end an answer: `stop_tokens`, and the special token after each answer."""
+        """The ids that end an answer: `stop_tokens` and the chat template's end-of-turn token.
+
+        The end-of-turn token is the first special token after an answer, such as `<|im_end|>`.
+        """
         question = {"role": "user", "content": "a"}
         answer = {"role": "assistant", "content": "b"}
         try:
             chat = self.apply_chat_template([question, answer])
             said = [x for x, is_said in zip(chat.ids, chat.assistant_mask, strict=True) if is_said]
         except ValueError:
-            return self.stop_tokens  # The template may need other messages.
+            return self.stop_tokens  # The template may reject this conversation.
         special = set(self.special_words.values())
         last = max(n for n, token in enumerate(said) if "b" in self.decode([token]))
         after = (token for token in said[last:] if token in special)

@@ -39,8 +39,8 @@ def main(argv: list[str]) -> int:
         has_template = generator.tokenizer.chat_templates is not None
         if generator.model.config.reads_source or not has_template:
             raise ValueError(
-                f"{arguments.run} has no chat template, so it was not trained on conversations; "
-                "jaxformer generate continues a text"
+                f"{arguments.run} has no chat template, which jaxformer chat needs; use jaxformer "
+                "generate to continue a text"
             )
         chat = Chat(generator, arguments)
         chat.prompt("Hello")  # Raises if the template refuses the system message.
@@ -61,7 +61,7 @@ class Chat:
     """A conversation.
 
     Attributes:
-        generator: The model, and how it generates answers.
+        generator: The model and the settings with which it generates answers.
         arguments: The arguments of the command.
         messages: The messages of the user and the assistant so far.
     """
@@ -126,14 +126,15 @@ class Chat:
         while self._room(prompt := self.prompt(question)) < least:
             if not self.messages:
                 raise ValueError(
-                    f"the message has {len(prompt)} tokens, which leaves no room for an answer: "
-                    f"this model's max_length is {self.generator.model.config.max_length}"
+                    f"message, template and --system need {len(prompt)} tokens, which leaves no "
+                    "room for an answer: this model's max_length is "
+                    f"{self.generator.model.config.max_length}; shorten the message or --system"
                 )
             del self.messages[:2]
             forgotten += 1
         if forgotten:
             one, many = "oldest message and its answer", f"{forgotten} oldest messages and answers"
-            say(f"(no room: forgot the {one if forgotten == 1 else many})", sys.stderr)
+            say(f"(max_length reached: forgot the {one if forgotten == 1 else many})", sys.stderr)
         return prompt
 
 

@@ -44,15 +44,15 @@ class GenerateArguments(SamplingArguments):
     truncate_prompt: Switch = False
     """drop the beginning of a prompt that is too long, instead of refusing it"""
     prompts: Path | None = None
-    """file of records with a prompt (a text or messages) or messages, in .jsonl, .json or .parquet;
-    - reads JSON lines from standard input"""
+    """file with one record per prompt (.jsonl, .json or .parquet); a record has the field prompt (a
+    text or messages) or the field messages; - reads JSON lines from standard input"""
     out: OutFile = None
-    """.jsonl file for the records of --prompts, in their order, with the generated text; an
-    interrupted command continues where it stopped"""
+    """.jsonl file to write: the records of --prompts in the same order, with the generated text; if
+    the command is interrupted, repeat it to continue"""
     num_samples: int = 1
     """number of texts to generate for each prompt"""
     batch_size: int | None = None
-    """maximum number of prompts to compute together; default: chosen by their memory"""
+    """maximum number of prompts per batch; default: limited by the memory that a batch needs"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -130,7 +130,10 @@ def encode_prompt(
 
 
 def without_beginning(prompt: list[int], tokenizer: Tokenizer, most: int) -> list[int]:
-    """Returns the last `most` tokens of a prompt, after the tokens that open every text."""
+    """Truncates a prompt to `most` tokens: the tokens that open every text, then its last tokens.
+
+    Returns the prompt unchanged if it is short enough, or if `most` leaves no room for its text.
+    """
     opening = tokenizer.text_opening
     is_opened = prompt[: len(opening)] == opening and len(opening) < most
     kept = most - len(opening) if is_opened else most

@@ -1,8 +1,9 @@
 """`jaxformer generate RUN --prompts FILE --out FILE`: continues each prompt of a file.
 
-The prompts are sorted by length and computed in groups. Each group is appended to a file
-OUT.partial, whose first line has the settings. So a command that was interrupted continues after
-the last whole group. In the end, OUT has the records in their order, and OUT.partial is deleted.
+The prompts are sorted by length and computed in groups. The results of each group are appended to
+OUT.partial, whose first line holds the settings. If the command is interrupted, the same command
+reads OUT.partial and computes only the missing groups. At the end, it writes the records to OUT in
+the order of FILE and deletes OUT.partial.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ from jaxformer.cli.translate import iterate_lines
 from jaxformer.training.data.examples import find_records
 from jaxformer.training.screen import Screen
 
-# Number of sequences in a group. A group is lost if the command is interrupted.
+# Number of sequences per group. An interruption loses the results of the unfinished group.
 _GROUP = 1024
 # Fields that the command adds to each record.
 _TEXT, _REASON = "generated", "finish_reason"
@@ -41,8 +42,8 @@ class Record(NamedTuple):
     """A record of the file of prompts.
 
     Attributes:
-        fields: Its fields.
-        where: Its place, such as "prompts.jsonl: line 3".
+        fields: The fields of the record.
+        where: The file and the line of the record, such as "prompts.jsonl: line 3".
     """
 
     fields: dict[str, Any]
@@ -94,7 +95,7 @@ class Files:
         return self.out.with_name(f"{self.out.name}.partial")
 
     def settings(self) -> str:
-        """Returns a line of JSON that is equal for commands with equal results."""
+        """Returns the settings that determine the results, as one line of JSON."""
         flags = asdict(self.arguments)
         settings = {name: x for name, x in flags.items() if name not in _WITHOUT_EFFECT}
         texts = json_text([record.fields for record in self.records])
@@ -105,7 +106,7 @@ class Files:
         """Reads the results of an interrupted command.
 
         Raises:
-            ValueError: They belong to a command with other settings or prompts.
+            ValueError: The partial file was written with other settings or prompts.
         """
         settings = self.settings()
         if not self.partial.is_file():
@@ -128,7 +129,8 @@ class Files:
         call = _Call(generator, self.arguments, self._stop_tokens(generator.tokenizer), most)
         groups = list(_groups(prompts, self.arguments.num_samples))
         if self.done:
-            screen.say(f"continues after {len(self.done):,} of {len(prompts):,} prompts")
+            known = f"{len(self.done):,} of {len(prompts):,} results"
+            screen.say(f"{self.partial.name} has {known}; computing the rest")
         new_tokens = 0
         with self._open() as file, screen.count(len(prompts), "generating", "prompts") as show:
             for number, indices in enumerate(groups):
@@ -157,7 +159,7 @@ class Files:
         """Returns the prompts, truncated if asked for, and the number of tokens to generate.
 
         Raises:
-            ValueError: A prompt leaves too little room. The message has its place.
+            ValueError: A prompt is too long. The message names its file and line.
         """
         model, tokenizer = generator.model, generator.tokenizer
         max_length, given = model.config.max_length, self.arguments.max_new_tokens
@@ -271,7 +273,7 @@ def encode_prompts(files: Files, generator: TextGenerator) -> list[Prompt]:
     """Encodes all prompts.
 
     Raises:
-        ValueError: A prompt cannot be encoded. The message has its place.
+        ValueError: A prompt cannot be encoded. The message names its file and line.
     """
     model, tokenizer = generator.model, generator.tokenizer
     encoded = []
@@ -305,10 +307,10 @@ def _groups(prompts: list[Prompt], num_samples: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class _Call:
-    """What all groups share.
+    """Model and settings with which all groups are computed.
 
     Attributes:
-        generator: The model, and how it generates text.
+        generator: The model and its settings for generation.
         arguments: The arguments of the command.
         stop_tokens: The ids that end a generated text.
         max_new_tokens: The number of tokens to generate.

@@ -43,8 +43,8 @@ class SamplingArguments(DecodingArguments):
     }
 
     max_new_tokens: int | None = None
-    """maximum number of tokens to generate; default: the checkpoint's setting, or 200, but never
-    more than fit into max_length"""
+    """maximum number of tokens to generate; default: the checkpoint's setting, otherwise 200 (in
+    chat, no limit); max_length limits the default"""
     temperature: float | None = None
     """divisor of the logits before sampling; 0 always chooses the most probable token; default: the
     checkpoint's setting, otherwise 0.8 (0 for a checkpoint in Hugging Face format without
@@ -61,8 +61,8 @@ class SamplingArguments(DecodingArguments):
     seed: int = 0
     """random seed for sampling"""
     repetition_penalty: float | None = None
-    """divide the positive logits of tokens that occurred by this, and multiply the negative ones;
-    default: the checkpoint's setting, or 1"""
+    """penalty on tokens that occur in the prompt or the generated text: divides their positive
+    logits and multiplies their negative logits; default: the checkpoint's setting, or 1"""
     frequency_penalty: float | None = None
     """subtract this from the logit of a token for each time that it was generated; default: the
     checkpoint's setting, or 0"""
@@ -70,12 +70,12 @@ class SamplingArguments(DecodingArguments):
     """subtract this from the logit of a token that was generated before; default: the checkpoint's
     setting, or 0"""
     no_repeat_ngram_size: int | None = None
-    """generate no sequence of this many tokens twice; 0: no such rule; default: the checkpoint's
-    setting, or 0"""
+    """generate no sequence of this many tokens that already occurs in the prompt or the generated
+    text; 0 turns this off; default: the checkpoint's setting, or 0"""
     min_new_tokens: int | None = None
     """generate at least this many tokens; default: the checkpoint's setting, or 0"""
     stop: Texts = ()
-    """text that ends the generated text, and is not printed; may be repeated"""
+    """generation stops at this text, which is left out of the output; the flag may be repeated"""
     json_schema: Path | None = None
     """file with a JSON schema; the generated text is a JSON value that fits it"""
     regex: str | None = None
@@ -97,7 +97,7 @@ class SamplingArguments(DecodingArguments):
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """A model with its tokenizer, and how it generates text.
+    """A model with its tokenizer and its settings for generation.
 
     Attributes:
         model: The model.
@@ -148,7 +148,7 @@ class TextGenerator:
         )
 
     def stream(self, prompt: list[int]) -> "TextStream":
-        """Returns an incremental decoder of the text after a prompt, without a stop string."""
+        """Returns an incremental decoder that stops before the first stop string after a prompt."""
         stream = self.tokenizer.stream(prompt)
         return stream if self.stop_strings is None else self.stop_strings.stream(stream)
 
@@ -166,7 +166,7 @@ def check_sampling(arguments: SamplingArguments) -> None:
 def make_generator(
     arguments: SamplingArguments, given: Mapping[str, Any], checkpoint: "Checkpoint"
 ) -> TextGenerator:
-    """Combines the flags with the checkpoint's settings.
+    """Builds a `TextGenerator`. Flags take precedence over the checkpoint's settings.
 
     Args:
         arguments: The arguments of the subcommand.
@@ -252,8 +252,8 @@ def room_for_answer(
         return min(usual, room)
     if not 1 <= max_new_tokens <= room:
         raise ValueError(
-            f"--max-new-tokens is {max_new_tokens} and the prompt has {prompt_tokens} tokens; this "
-            f"model has room for 1 to {room} more (max_length {max_length}); --truncate-prompt "
-            "drops the beginning of the prompt"
+            f"--max-new-tokens is {max_new_tokens}, but it must be 1 to {room}: the prompt has "
+            f"{prompt_tokens} tokens, and this model's max_length is {max_length}; "
+            "--truncate-prompt drops the beginning of the prompt"
         )
     return max_new_tokens

@@ -1,7 +1,8 @@
-"""Grammars that decide which tokens may come next: JSON schemas, regular expressions and Lark.
+"""Grammars that restrict the generated text: JSON schemas, regular expressions and Lark grammars.
 
-`generate` asks a grammar after every token, so it computes one token per compiled call. A grammar
-is any object with the methods of `Grammar`. Those of this module are computed by llguidance.
+A grammar is any object with the methods of `Grammar`. The functions of this module build grammars
+that llguidance evaluates. The allowed tokens depend on the previous token, so with a grammar
+`generate` computes one token per compiled call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ class TextVocabulary(ByteVocabulary, Protocol):
 
 
 class Matcher(Protocol):
-    """Follows one generated text, and says which tokens may come next."""
+    """Progress of one generated text through a grammar; determines the allowed next tokens."""
 
     def allowed(self) -> Bool[np.ndarray, " vocab"]:
         """Returns whether each token may come next."""
@@ -68,7 +69,7 @@ class BatchMatcher:
         self._matchers = [grammar.start(vocab_size, stops) for _ in range(batch_size)]
         self._is_open = np.ones(batch_size, bool)
         self._stops = set(stops)
-        # Every token is allowed after the end of a text, where no token is read.
+        # A finished text allows every token, because its further tokens are discarded.
         self._allowed = np.ones((size, vocab_size), bool)
         for index in range(batch_size):
             self._update(index)
@@ -97,7 +98,8 @@ class BatchMatcher:
         self._allowed[index] = self._matchers[index].allowed()
         if not self._allowed[index].any():
             raise ValueError(
-                "grammar allows no next token; check that the vocabulary can write its texts"
+                "grammar allows no next token; check that the tokenizer's vocabulary can spell the "
+                "texts of the grammar"
             )
 
 
@@ -155,7 +157,7 @@ class GuidedMatcher:
 
 
 def json_schema(tokenizer: TextVocabulary, schema: Mapping[str, Any]) -> GuidedGrammar:
-    """Returns the grammar of the JSON values that fit a schema, without line breaks.
+    """Returns a grammar that allows the JSON values of a schema, written without line breaks.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -186,7 +188,7 @@ def regular_expression(tokenizer: TextVocabulary, pattern: str) -> GuidedGrammar
 
 
 def lark_grammar(tokenizer: TextVocabulary, text: str) -> GuidedGrammar:
-    """Returns a context-free grammar.
+    """Builds a context-free grammar from its Lark source.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -199,7 +201,7 @@ def lark_grammar(tokenizer: TextVocabulary, text: str) -> GuidedGrammar:
 
 
 def _llguidance() -> ModuleType:
-    return import_optional("llguidance", "generate text of a grammar", "grammars")
+    return import_optional("llguidance", "constrain text with a grammar", "grammars")
 
 
 class _Vocabulary:
@@ -208,7 +210,8 @@ class _Vocabulary:
     def __init__(self, tokenizer: TextVocabulary, vocab_size: int, stop_tokens: tuple[int, ...]):
         words = [*tokenizer.vocabulary_bytes[:vocab_size]]
         words += [b""] * (vocab_size - len(words))
-        # llguidance writes special tokens in tags, which no text contains.
+        # A token without bytes gets a name such as <|7|>, as llguidance requires. It is marked as
+        # special, so that no text matches it.
         nameless = {token: f"<|{token}|>".encode() for token, word in enumerate(words) if not word}
         self.special_token_ids = [*nameless]
         self.tokens = [nameless.get(token, word) for token, word in enumerate(words)]
@@ -227,7 +230,7 @@ class _Vocabulary:
 def _read_vocabulary(
     tokenizer: TextVocabulary, vocab_size: int, stop_tokens: tuple[int, ...]
 ) -> Any:
-    """Returns llguidance's form of a vocabulary, which takes a second for 100,000 tokens."""
+    """Returns the vocabulary in llguidance's format."""
     llguidance = _llguidance()
     wrapped = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocab_size, stop_tokens))
     return llguidance.LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=[*stop_tokens])

@@ -1,9 +1,8 @@
-"""Texts that end a generated text.
+"""Stop strings: texts at which generation stops.
 
-A stop string may begin and end within tokens. So the bytes of the new tokens run through an
-automaton (Aho and Corasick 1975), whose states are the beginnings of the stop strings. For each
-state and each token, a table gives the state after the token. A decoding step reads one entry of
-the table per sequence.
+A stop string may begin and end inside a token. An automaton (Aho and Corasick 1975) therefore reads
+the bytes of the generated tokens. Its states are the proper prefixes of the stop strings. A table
+holds the next state for each state and token, so a decoding step reads one entry per sequence.
 """
 
 from collections.abc import Iterable
@@ -16,7 +15,7 @@ from jaxtyping import Int
 
 from jaxformer.models.sequences import power_of_two
 
-# The table has at least this number of states, so that few programs are compiled.
+# Least number of table rows. XLA compiles once per shape, so the number is a power of two.
 _FEWEST_STATES = 16
 
 
@@ -40,7 +39,7 @@ class TextStream(Protocol):
 
 @dataclass(frozen=True)
 class StopStrings:
-    r"""Texts, each of which ends a generated text.
+    r"""Stop strings for `generate`, which stops a sequence after the first one.
 
         stop = jf.StopStrings(tokenizer, ("\n\n", "User:"))
         out = jf.generate(model, variables, prompts, max_new_tokens=99, stop_strings=stop)
@@ -75,7 +74,10 @@ class StopStrings:
 
     @cached_property
     def _automaton(self) -> Int[np.ndarray, "states bytes"]:
-        """The state after each state and byte; state 0 is the beginning, the last one the end."""
+        """Table of next states, indexed by state and byte.
+
+        State 0 is the empty prefix. The last state means that a stop string is complete.
+        """
         words = tuple(text.encode() for text in self.texts)
         begins = sorted({word[:n] for word in words for n in range(len(word))})
         states = {begin: number for number, begin in enumerate(begins)}
@@ -93,7 +95,9 @@ class StopStrings:
         return table
 
     def table(self, vocab_size: int) -> Int[np.ndarray, "states vocab"]:
-        """Returns the state after each state and token. The last state is the end of the text.
+        """Returns the table of next states, indexed by state and token id.
+
+        The last state means that a stop string is complete.
 
         Args:
             vocab_size: The model's vocabulary size. Ids without a token keep the state.
@@ -113,11 +117,11 @@ class StopStrings:
         return table
 
     def stream(self, stream: TextStream) -> "StoppedStream":
-        """Returns a stream that ends before the first stop string of another stream."""
+        """Wraps a stream, so that its text ends before the first stop string."""
         return StoppedStream(stream, self.texts)
 
     def cut(self, text: str) -> str:
-        """Returns a text without its first stop string and all that follows it."""
+        """Returns the part of a text before its first stop string."""
         return text[: _find_first(text, self.texts)[0]]
 
 
@@ -158,9 +162,10 @@ class StoppedStream:
 
 
 def _find_first(text: str, stops: tuple[str, ...]) -> tuple[int, int]:
-    """Returns (start, end) of the stop string that ends first; of several, the longest one.
+    """Finds the stop string that ends first. If several end there, it is the longest one.
 
-    Without a stop string, start is the length of the text, and end is larger.
+    Returns:
+        (start, end) of the stop string, or (len(text), len(text) + 1) if there is none.
     """
     starts = ((text.find(stop), stop) for stop in stops)
     found = [(start + len(stop), start) for start, stop in starts if start >= 0]
@@ -169,6 +174,6 @@ def _find_first(text: str, stops: tuple[str, ...]) -> tuple[int, int]:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Returns the length of the longest end of a text that begins a stop string."""
+    """Returns the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((n for n in lengths if stop.startswith(text[-n:])), 0)

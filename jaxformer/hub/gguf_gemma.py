@@ -1,4 +1,4 @@
-"""Header fields of a GGUF file for Gemma 3, whose layers differ."""
+"""GGUF header fields of Gemma 3, which has layers with and without an attention window."""
 
 import math
 from types import ModuleType
@@ -8,13 +8,13 @@ from jaxformer.hub.options import per_layer
 from jaxformer.models.config import RotaryScaling
 from jaxformer.models.config.transformer import TransformerConfig
 
-# llama.cpp recognizes the largest Gemma 3 by its number of layers, and scales its scores by the
-# width of a head that embed_dim / num_heads would give.
+# llama.cpp recognizes the 27B model by its 62 layers. For this model alone, it scales attention
+# scores by (embed_dim / num_heads) ** -0.5 instead of head_dim ** -0.5.
 _LAYERS_OF_27B = 62
 
 
 class LayerOptions(NamedTuple):
-    """The options of a layer in which the layers of Gemma 3 differ."""
+    """The per-layer options that may differ between the layers of a Gemma 3 model."""
 
     window: int | None
     base: float
@@ -37,9 +37,9 @@ def gemma_header(gguf: ModuleType, config: TransformerConfig) -> dict[str, Any]:
             raise _refused(f"{name} is True")
     for what, options in (("with a window", local), ("without a window", whole)):
         if len(options) > 1:
-            raise _refused(f"the layers {what} have different options")
+            raise _refused(f"layers {what} differ in window, rotary_base or rotary_scaling")
     if any(layer.scaling is not None for layer in local):
-        raise _refused("rotary_scaling applies to layers with a window")
+        raise _refused("a layer with a window has rotary_scaling")
     _check_scale(config)
     header: dict[str, Any] = {}
     for layer in local:
@@ -67,7 +67,7 @@ def _check_scale(config: TransformerConfig) -> None:
         expected = (config.embed_dim // config.num_heads) ** -0.5
     scale = usual if config.attention_scale is None else config.attention_scale
     if not math.isclose(scale, expected, rel_tol=1e-6):
-        raise _refused(f"attention_scale is {scale}, not {expected}")
+        raise _refused(f"attention_scale is {scale}, but llama.cpp uses {expected}")
 
 
 def _refused(problem: str) -> ValueError:

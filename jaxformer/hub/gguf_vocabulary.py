@@ -230,7 +230,7 @@ def _unigram(parts: dict, vocab_size: int) -> dict[str, Any]:
     """Returns the header fields of a unigram model of sentencepiece.
 
     Raises:
-        ValueError: GGUF does not support a part of the tokenizer.
+        ValueError: The tokenizer has a part that llama.cpp does not support.
     """
     model = parts["model"]
     if model.get("byte_fallback"):
@@ -249,8 +249,11 @@ def _unigram(parts: dict, vocab_size: int) -> dict[str, Any]:
             )
     steps = list_steps(parts, "pre_tokenizer")
     if [step["type"] for step in steps] != ["Metaspace"] or steps[0]["replacement"] != _SPACE:
-        names = " and ".join(step["type"] for step in steps) or "no pre-tokenizer"
-        raise ValueError(f"tokenizer has {names}; for GGUF, Unigram needs Metaspace alone")
+        names = " and ".join(step["type"] for step in steps) or "none"
+        raise ValueError(
+            f"tokenizer has the pre-tokenizer {names}; for GGUF, a Unigram tokenizer needs exactly "
+            f"one pre-tokenizer, Metaspace with the replacement {_SPACE!r}"
+        )
     header["add_space_prefix"] = steps[0].get("prepend_scheme", "always") != "never"
     header["remove_extra_whitespaces"] = merges_spaces
     scores = [score for _, score in model["vocab"]][:vocab_size]

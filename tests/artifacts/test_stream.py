@@ -87,7 +87,9 @@ def test_text_of_ids_consists_of_the_bytes_of_each_id(name, ids):
     """SentencePiece drops the space of the first token, so the text follows another token."""
     tokenizer = KINDS[name]
     if name == "BPE with suffixes":
-        with pytest.raises(ValueError, match="BPEDecoder, so the bytes of a single token"):
+        with pytest.raises(
+            ValueError, match=r"the bytes of a single token are not defined.*BPEDecoder"
+        ):
             _ = tokenizer.vocabulary_bytes
         return
     ids = [token % tokenizer.vocab_size for token in ids]

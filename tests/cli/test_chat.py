@@ -1,4 +1,4 @@
-"""`jaxformer chat` answers each line with the conversation before it."""
+"""`jaxformer chat` answers each line as the next message of the conversation."""
 
 import io
 import sys
@@ -66,11 +66,11 @@ def test_system_message_and_continued_lines_reach_the_template(say, asked):
 
 def test_oldest_messages_are_forgotten_if_there_is_no_room(say, asked):
     _, err = say("aaaaaaaa\nbbbbbbbb\ncccccccc\n", "--system", "s")
-    assert "no room: forgot the" in err
+    assert "max_length reached: forgot the" in err
     assert all(prompt.startswith("s:s|") for prompt in asked)
     assert "aaaaaaaa" not in asked[-1] and asked[-1].endswith("u:cccccccc|")
     _, err = say("k\nl\nm\nn\no\np\n")
-    assert "no room: forgot the" in err
+    assert "max_length reached: forgot the" in err
     for before, prompt in zip("klmno", asked[1:], strict=True):
         assert f"u:{before}|" in prompt
 

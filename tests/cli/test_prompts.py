@@ -29,7 +29,9 @@ def generate(run, *words):
     return main(["generate", str(run), *map(str, words)])
 
 
-def test_each_prompt_is_continued_as_alone_in_the_order_of_the_file(trained, tmp_path, capsys):
+def test_prompts_from_a_file_give_the_same_texts_as_single_prompts_in_file_order(
+    trained, tmp_path, capsys
+):
     records = write_prompts(tmp_path / "p.jsonl")
     out = tmp_path / "out.jsonl"
     assert generate(trained, "--prompts", tmp_path / "p.jsonl", "-o", out, *GREEDY) == 0
@@ -71,7 +73,7 @@ def test_an_interrupted_command_writes_the_same_file_when_it_is_repeated(
     refused(capsys, ["generate", trained, *words, "-o", out, "--seed", "1"], "other settings")
     number = len(calls)
     assert generate(trained, *words, "-o", out) == 0
-    assert "continues after" in capsys.readouterr().err
+    assert "computing the rest" in capsys.readouterr().err
     groups = -(-11 // (6 // (3 if more else 1)))
     assert len(calls) == number + groups - 1
     assert out.read_text() == (tmp_path / "whole.jsonl").read_text()
@@ -152,7 +154,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("problem", BAD)
-def test_bad_records_of_prompts_are_named_before_the_model_is_loaded(problem, tmp_path, capsys):
+def test_invalid_prompt_record_raises_an_error_before_the_model_is_loaded(
+    problem, tmp_path, capsys
+):
     text, said = BAD[problem]
     (tmp_path / "p.jsonl").write_text(text)
     words = ["--prompts", "p.jsonl", "-o", "out.jsonl"]
@@ -160,7 +164,7 @@ def test_bad_records_of_prompts_are_named_before_the_model_is_loaded(problem, tm
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_prompts_need_a_new_file_to_write(tmp_path, capsys):
+def test_prompts_flag_requires_an_output_file_that_does_not_exist(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "there.jsonl").write_text("kept")
     words = ["generate", "no-model", "--prompts", "p.jsonl"]

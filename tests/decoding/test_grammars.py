@@ -23,10 +23,12 @@ WORDS = st.lists(st.text("abcé ", min_size=1, max_size=5), min_size=1, max_size
 @pytest.mark.parametrize("name", ["ours", "byte-fallback BPE"])
 @settings(max_examples=30)
 @given(words=WORDS, choices=st.lists(st.integers(0, 10**6), max_size=8))
-def test_grammar_allows_only_tokens_of_its_texts_and_each_text_stays_possible(name, words, choices):
-    """The reference tries every token after every beginning that the choices reach.
+def test_grammar_allows_only_tokens_that_continue_its_texts_and_excludes_no_text(
+    name, words, choices
+):
+    """The test checks the allowed tokens after each prefix of a random path of tokens.
 
-    Of several tokens that can begin a text, such as é and its first byte, one may be missing.
+    If several tokens can continue a text, such as é and its first byte, the grammar may omit one.
     """
     tokenizer = SMALL if name == "ours" else KINDS[name]
     stop, size = tokenizer.stop_tokens[0], tokenizer.vocab_size + 2
@@ -103,7 +105,7 @@ def test_generated_texts_follow_a_lark_grammar():
 
 
 class EvenTokens:
-    """A grammar of our own: the ids alternate between even and odd, and five of them end a text."""
+    """A user's own grammar: even and odd ids alternate, and the text ends after five ids."""
 
     def start(self, vocab_size, stop_tokens):
         return Alternating(vocab_size, stop_tokens)

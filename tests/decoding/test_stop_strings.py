@@ -55,7 +55,7 @@ class Characters:
 
 @given(stops=STOPS, parts=st.lists(st.text("ab", max_size=3), max_size=9))
 def test_streamed_text_ends_before_the_first_stop_string(stops, parts):
-    """It is the same for every division into parts, and no part of a stop string is shown."""
+    """The streamed text does not depend on how the text is divided, and shows no stop string."""
     stop, whole = StopStrings(SMALL, stops), "".join(parts)
     stream, shown = stop.stream(Characters()), ""
     for part in parts:

@@ -1,4 +1,4 @@
-"""Constraints, stop strings and grammars equal transformers on the same model."""
+"""Constraints, stop strings and grammars have the same effect in jaxformer and transformers."""
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ PROCESSORS = {
 @pytest.mark.parametrize("name", PROCESSORS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**31), step=st.integers(0, 4))
-def test_constraint_changes_random_scores_as_its_processor(name, data, seed, step):
+def test_constraint_changes_scores_as_the_logits_processor_of_transformers(name, data, seed, step):
     values, processor = PROCESSORS[name]
     value = data.draw(values)
     random = np.random.default_rng(seed)
@@ -131,7 +131,7 @@ def our_ids(checkpoint, prompt, **options):
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_stop_strings_end_a_text_as_in_transformers(prompt, pair):
-    """Stop strings are drawn from the text without stop strings.
+    """Stop strings are substrings of the text that the model generates without stop strings.
 
     transformers also searches the names of special tokens, which are suppressed here, and the end
     of the prompt.
@@ -185,7 +185,7 @@ SCHEMA = {
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("kind", ["schema", "regex"])
-def test_grammar_gives_the_text_of_transformers_with_llguidance(kind, prompt, pair):
+def test_generation_with_a_grammar_equals_transformers_with_llguidance(kind, prompt, pair):
     import llguidance.hf  # noqa: F401
 
     model, tokenizer, checkpoint = pair

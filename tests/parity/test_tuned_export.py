@@ -59,7 +59,7 @@ def our_answers(run):
     return found
 
 
-def test_exported_tuned_model_answers_equally_in_transformers(tuned):
+def test_exported_tuned_model_generates_the_same_answers_in_transformers(tuned):
     out = tuned / "theirs"
     assert main(["export", str(tuned / "run"), str(out)]) == 0
     model = transformers.AutoModelForCausalLM.from_pretrained(out).eval()
@@ -86,7 +86,7 @@ def test_exported_tuned_model_answers_equally_in_transformers(tuned):
         assert answers & set(QUESTIONS.values())
 
 
-def test_exported_tuned_model_answers_equally_in_llama_cpp(tuned):
+def test_exported_tuned_model_generates_the_same_answers_in_llama_cpp(tuned):
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     out = tuned / "model.gguf"
     assert main(["export", str(tuned / "run"), str(out), "--format", "gguf"]) == 0

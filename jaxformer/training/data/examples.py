@@ -258,9 +258,9 @@ def _ending(tokenizer: Tokenizer) -> list[int]:
 
 
 def repeat_by_weight(texts: Sequence[Text], seed: int) -> list[Text]:
-    """Returns each text as often as its weight says.
+    """Repeats each text according to its weight.
 
-    A text with the weight 2.25 occurs twice, and with a probability of 0.25 once more.
+    A weight of 2.25 gives two copies, and a third copy with probability 0.25.
 
     Args:
         texts: The texts.

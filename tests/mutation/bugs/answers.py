@@ -13,7 +13,9 @@ PROMPTS = "cli/test_prompts.py"
 CHAT = "cli/test_chat.py"
 FIRST_STOP = f"{STOPS}::test_text_ends_with_the_first_token_that_completes_a_stop_string"
 STREAMED = f"{STOPS}::test_streamed_text_ends_before_the_first_stop_string"
-IN_ORDER = f"{PROMPTS}::test_each_prompt_is_continued_as_alone_in_the_order_of_the_file"
+IN_ORDER = (
+    f"{PROMPTS}::test_prompts_from_a_file_give_the_same_texts_as_single_prompts_in_file_order"
+)
 RESUMED = f"{PROMPTS}::test_an_interrupted_command_writes_the_same_file_when_it_is_repeated"
 
 BUGS = (

@@ -64,7 +64,8 @@ def vocabulary_bytes(backend: tokenizers.Tokenizer, steps: list[dict]) -> list[b
     names = [step["type"] for step in steps]
     if names == ["ByteLevel"]:
         return byte_level_bytes(backend)
-    if not names or not _BY_TOKEN.issuperset(names):
+    by_pattern = any("Regex" in step.get("pattern", {}) for step in steps)
+    if not names or by_pattern or not _BY_TOKEN.issuperset(names):
         decoder = " and ".join(names) or "none"
         raise ValueError(
             f"the bytes of a single token are not defined for this tokenizer (decoder: {decoder}); "

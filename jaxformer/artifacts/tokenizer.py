@@ -332,8 +332,8 @@ class Tokenizer(ABC):
         except ValueError:
             return self.stop_tokens  # The template may reject this conversation.
         special = set(self.special_words.values())
-        last = max(n for n, token in enumerate(said) if "b" in self.decode([token]))
-        after = (token for token in said[last:] if token in special)
+        places = [n for n, token in enumerate(said) if "b" in self.decode([token])]
+        after = (token for token in said[max(places, default=len(said)) :] if token in special)
         return tuple(dict.fromkeys([*self.stop_tokens, *islice(after, 1)]))
 
     def _encode_marked(self, text: str, mark: str) -> list[Token]:
@@ -517,7 +517,8 @@ def parsing_special(tokenizer: AnyTokenizer) -> AnyTokenizer:
 def with_chat_template(tokenizer: AnyTokenizer, source: str) -> AnyTokenizer:
     """Returns a copy of the tokenizer with a chat template, which replaces the default one."""
     changed = copy(tokenizer)
-    changed.__dict__.pop("chat_templates", None)
+    for derived in ("chat_templates", "turn_end_tokens"):
+        changed.__dict__.pop(derived, None)
     changed.settings_files = {**tokenizer.settings_files, TEMPLATE: source}
     return changed
 

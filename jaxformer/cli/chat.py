@@ -52,8 +52,18 @@ def main(argv: list[str]) -> int:
             if text == "/clear":
                 chat.messages.clear()
             elif text.strip():
-                chat.answer(text, write)
+                _answer(chat, text)
     return 0
+
+
+def _answer(chat: "Chat", text: str) -> None:
+    """Writes an answer. On a terminal, a message that is too long does not end the conversation."""
+    try:
+        chat.answer(text, write)
+    except ValueError as error:
+        if not sys.stdin.isatty():
+            raise
+        say(str(error), sys.stderr)
 
 
 @dataclass
@@ -64,11 +74,13 @@ class Chat:
         generator: The model and the settings with which it generates answers.
         arguments: The arguments of the command.
         messages: The messages of the user and the assistant so far.
+        turns: The number of generated answers, which selects the random numbers of the next one.
     """
 
     generator: TextGenerator
     arguments: ChatArguments
     messages: list[dict[str, str]] = field(default_factory=list)
+    turns: int = 0
 
     def prompt(self, question: str) -> list[int]:
         """Returns the ids of the conversation with a question, and the beginning of an answer."""
@@ -101,13 +113,15 @@ class Chat:
         show(stream.flush())
         write("\n")
         answer = "".join(written)
-        self.messages.append({"role": "user", "content": question})
-        self.messages.append({"role": "assistant", "content": answer})
+        if answer.strip():  # Templates refuse empty messages.
+            self.messages.append({"role": "user", "content": question})
+            self.messages.append({"role": "assistant", "content": answer})
 
     def _generate(self, prompt: list[int], on_tokens: Callable[[list[list[int]]], None]) -> None:
         import jax
 
-        key = jax.random.fold_in(jax.random.key(self.arguments.seed), len(self.messages))
+        self.turns += 1
+        key = jax.random.fold_in(jax.random.key(self.arguments.seed), self.turns)
         stops = self.generator.tokenizer.turn_end_tokens
         room = self._room(prompt)
         self.generator.generate([prompt], room, key, stops, on_tokens=on_tokens)
@@ -123,12 +137,13 @@ class Chat:
         """Returns the prompt; forgets the oldest messages if they leave no room for an answer."""
         forgotten = 0
         least = min(self.arguments.max_new_tokens or _LEAST_ROOM, _LEAST_ROOM)
-        while self._room(prompt := self.prompt(question)) < least:
+        max_length = self.generator.model.config.max_length
+        while max_length - len(prompt := self.prompt(question)) < least:
             if not self.messages:
                 raise ValueError(
                     f"message, template and --system need {len(prompt)} tokens, which leaves no "
-                    "room for an answer: this model's max_length is "
-                    f"{self.generator.model.config.max_length}; shorten the message or --system"
+                    f"room for an answer: this model's max_length is {max_length}; shorten the "
+                    "message or --system"
                 )
             del self.messages[:2]
             forgotten += 1

@@ -90,10 +90,10 @@ def _print_continuation(arguments: GenerateArguments, generator: TextGenerator) 
     report_special(tokenizer, "the prompt", [arguments.prompt])
     prompt, source = encode_prompt(model, tokenizer, arguments.prompt)
     max_length = model.config.max_length
-    usual = model.generation.most_new_tokens(len(prompt), max_length) or USUAL_TOKENS
     if arguments.truncate_prompt:
-        room = arguments.max_new_tokens or min(usual, max_length // 2)
+        room = reserved_tokens(model, arguments)
         prompt = without_beginning(prompt, tokenizer, max_length - room)
+    usual = model.generation.most_new_tokens(len(prompt), max_length) or USUAL_TOKENS
     room = room_for_answer(len(prompt), arguments.max_new_tokens, max_length, usual)
     stream = generator.stream(prompt)
     write("" if source else arguments.prompt)
@@ -127,6 +127,13 @@ def encode_prompt(
         return ids or tokenizer.opening, None
     check_reads_text(model.config)
     return tokenizer.decoder_opening, [tokenizer.encode_source(text)]
+
+
+def reserved_tokens(model: "LanguageModel", arguments: GenerateArguments) -> int:
+    """Returns the number of new tokens for which a truncated prompt leaves room."""
+    max_length = model.config.max_length
+    usual = model.generation.most_new_tokens(1, max_length) or USUAL_TOKENS
+    return arguments.max_new_tokens or min(usual, max(max_length // 2, 1))
 
 
 def without_beginning(prompt: list[int], tokenizer: Tokenizer, most: int) -> list[int]:

@@ -15,23 +15,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxformer.artifacts.files import json_text, parse_json, write_whole
+from jaxformer.artifacts.files import json_text, parse_json, read_text, write_whole
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.spelled_tokens import spelled_tokens
-from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer import Tokenizer, check_unicode
 from jaxformer.cli.checkpoints import print_special
+from jaxformer.cli.flags import check_out
 from jaxformer.cli.generate import (
     USUAL_TOKENS,
     GenerateArguments,
     encode_prompt,
+    reserved_tokens,
     without_beginning,
 )
-from jaxformer.cli.sampling import TextGenerator, room_for_answer
+from jaxformer.cli.sampling import TextGenerator
 from jaxformer.cli.translate import iterate_lines
 from jaxformer.training.data.examples import find_records
 from jaxformer.training.screen import Screen
 
 # Number of sequences per group. An interruption loses the results of the unfinished group.
 _GROUP = 1024
+# Default of --batch-size with --mesh. Without a batch size, `generate` would make one batch.
+_MESH_BATCH = 256
 # Fields that the command adds to each record.
 _TEXT, _REASON = "generated", "finish_reason"
 # Flags that do not change the generated texts.
@@ -52,7 +57,7 @@ class Record(NamedTuple):
     @property
     def messages(self) -> list | None:
         """The conversation that the model answers, or None if the prompt is a text."""
-        asked = self.fields.get("messages", self.fields.get("prompt"))
+        asked = self.fields.get("messages") or self.fields.get("prompt")
         return asked if isinstance(asked, list) else None
 
 
@@ -100,7 +105,12 @@ class Files:
         settings = {name: x for name, x in flags.items() if name not in _WITHOUT_EFFECT}
         texts = json_text([record.fields for record in self.records])
         digest = hashlib.sha256(texts.encode()).hexdigest()
-        return json_text({"prompts": digest} | settings, default=str)
+        for path in (self.arguments.json_schema, self.arguments.grammar):
+            if path is not None:
+                settings[str(path)] = read_text(path)
+        checkpoints = RunFolder(self.arguments.run).checkpoints
+        steps = sorted(path.name for path in checkpoints.glob("*"))
+        return json_text({"prompts": digest, "checkpoints": steps} | settings, default=str)
 
     def resume(self) -> None:
         """Reads the results of an interrupted command.
@@ -163,17 +173,19 @@ class Files:
         """
         model, tokenizer = generator.model, generator.tokenizer
         max_length, given = model.config.max_length, self.arguments.max_new_tokens
-        usual = model.generation.most_new_tokens(1, max_length) or USUAL_TOKENS
-        wanted = given or min(usual, max(max_length // 2, 1))
+        wanted = reserved_tokens(model, self.arguments)
         if self.arguments.truncate_prompt:
             most = max_length - wanted
             prompts = [Prompt(without_beginning(x.ids, tokenizer, most), x.source) for x in prompts]
         longest = max(range(len(prompts)), key=lambda index: len(prompts[index].ids))
         length = len(prompts[longest].ids)
-        try:
-            room_for_answer(length, wanted, max_length, usual)
-        except ValueError as error:
-            raise ValueError(f"{self.records[longest].where}: {error}") from None
+        if length + wanted > max_length:
+            raise ValueError(
+                f"{self.records[longest].where}: the prompt has {length} tokens, which leaves no "
+                f"room for {wanted} new ones: this model's max_length is {max_length}; lower "
+                "--max-new-tokens, or add --truncate-prompt to drop the beginning of long prompts"
+            )
+        usual = model.generation.most_new_tokens(1, max_length) or USUAL_TOKENS
         return prompts, given or min(usual, max_length - length)
 
     @contextmanager
@@ -198,18 +210,14 @@ def open_files(arguments: GenerateArguments) -> Files:
     out = arguments.out
     if out is None or arguments.prompts is None:
         raise ValueError("--prompts and --out belong together")
-    if out.suffix != ".jsonl" or not out.absolute().parent.is_dir():
-        raise ValueError(f"--out is {out}; it must be a .jsonl file in an existing folder")
+    check_out(out, ".jsonl")
     if out.exists():
         raise ValueError(f"{out} exists; choose another --out, or delete the file")
     records = list(_read_records(arguments.prompts))
     if not records:
         raise ValueError(f"{arguments.prompts} has no prompts")
     files = Files(arguments, records, out)
-    try:
-        files.resume()
-    except FloatingPointError as error:
-        raise ValueError(f"{arguments.prompts} has a number that is not finite: {error}") from None
+    files.resume()
     return files
 
 
@@ -262,6 +270,10 @@ def _check_record(record: Record) -> None:
     for name in (_TEXT, _REASON):
         if name in fields:
             raise ValueError(f"{where} has a field {name!r}, which the command writes; rename it")
+    try:
+        check_unicode([json_text(fields, ascii_only=False)])
+    except (TypeError, ValueError, FloatingPointError) as error:
+        raise ValueError(f"{where} cannot be written as JSON: {error}") from None
     messages, prompt = record.messages, fields.get("prompt")
     if messages is None and (not isinstance(prompt, str) or not prompt):
         raise ValueError(f"{where}: prompt is {prompt!r:.60}; it must be a text or messages")
@@ -282,14 +294,20 @@ def encode_prompts(files: Files, generator: TextGenerator) -> list[Prompt]:
             encoded.append(_encode(record, model, tokenizer))
         except ValueError as error:
             raise ValueError(f"{record.where}: {error}") from None
-    texts = (record.fields["prompt"] for record in files.records if record.messages is None)
+    texts = (f"{x.fields['prompt']}\n" for x in files.records if x.messages is None)
     print_special(tokenizer, "the prompts", spelled_tokens(tokenizer, texts))
     return encoded
 
 
 def _encode(record: Record, model: Any, tokenizer: Tokenizer) -> Prompt:
     if record.messages is None:
-        return Prompt(*encode_prompt(model, tokenizer, record.fields["prompt"]))
+        prompt = Prompt(*encode_prompt(model, tokenizer, record.fields["prompt"]))
+        _, length = prompt.length
+        if prompt.source is not None and not 0 < length <= model.config.longest_source:
+            raise ValueError(
+                f"the source has {length} tokens; it must have 1 to {model.config.longest_source}"
+            )
+        return prompt
     if model.config.reads_source:
         raise ValueError("the model translates texts, and has no chat template for messages")
     tools = record.fields.get("tools") or None
@@ -326,6 +344,7 @@ class _Call:
         import jax
 
         repeated = [prompt for prompt in prompts for _ in range(self.arguments.num_samples)]
+        usual_batch = None if self.arguments.mesh is None else _MESH_BATCH
         sources = [prompt.source[0] for prompt in repeated if prompt.source is not None]
         found = self.generator.generate(
             [prompt.ids for prompt in repeated],
@@ -333,7 +352,7 @@ class _Call:
             jax.random.fold_in(jax.random.key(self.arguments.seed), number),
             self.stop_tokens,
             source=sources or None,
-            batch_size=self.arguments.batch_size,
+            batch_size=self.arguments.batch_size or usual_batch,
         )
         texts = [
             self._read(prompt, ids[:length])
@@ -352,7 +371,8 @@ class _Call:
         stop = self.generator.stop_strings
         kept = text if stop is None else stop.cut(text)
         has_ended = bool(ids) and ids[-1] in self.stop_tokens
-        return kept, "stop" if has_ended or kept != text else "length"
+        has_ended |= kept != text or len(ids) < self.max_new_tokens
+        return kept, "stop" if has_ended else "length"
 
 
 def _result(texts: list[tuple[str, str]]) -> dict[str, Any]:

@@ -86,6 +86,8 @@ class SamplingArguments(DecodingArguments):
     def __post_init__(self) -> None:
         """Checks the fields."""
         check_seed(self.seed)
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ValueError(f"--max-new-tokens is {self.max_new_tokens}; it must be at least 1")
         Constraints(**self.given(_CONSTRAINTS))
         if "" in self.stop:
             raise ValueError("--stop is ''; it must not be empty")

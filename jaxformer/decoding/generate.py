@@ -162,6 +162,16 @@ def generate(
         source_length=None if source is None else max(map(len, source)),
         steps=max_new_tokens,
     )
+    if stop_strings is not None and not isinstance(stop_strings, StopStrings):
+        raise ValueError(
+            f"stop_strings is {stop_strings!r:.60}; it must be a "
+            "jaxformer.StopStrings(tokenizer, texts)"
+        )
+    if grammar is not None and not isinstance(grammar, Grammar):
+        raise ValueError(
+            f"grammar is {grammar!r:.60}; it must be a grammar, such as the result of "
+            "jaxformer.json_schema(tokenizer, schema)"
+        )
     if grammar is not None and not stops.size:
         raise ValueError("grammar needs stop_tokens, with which the model ends the text")
     table = None if stop_strings is None else stop_strings.table(model.config.vocab_size)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -36,6 +36,7 @@ class Matcher(Protocol):
         """Adds a token to the text."""
 
 
+@runtime_checkable
 class Grammar(Protocol):
     """A set of texts. A model that generates with a grammar writes one of them."""
 
@@ -153,7 +154,9 @@ class GuidedMatcher:
 
     def _check(self) -> None:
         if self.matcher.is_error():
-            raise ValueError(f"the grammar fails: {' '.join(self.matcher.get_error().split())}")
+            # After this mark, llguidance prints its whole state.
+            reason = self.matcher.get_error().partition("<state>")[0]
+            raise ValueError(f"the grammar fails: {' '.join(reason.split())}")
 
 
 def json_schema(tokenizer: TextVocabulary, schema: Mapping[str, Any]) -> GuidedGrammar:
@@ -212,18 +215,32 @@ class _Vocabulary:
         words += [b""] * (vocab_size - len(words))
         # A token without bytes gets a name such as <|7|>, as llguidance requires. It is marked as
         # special, so that no text matches it.
-        nameless = {token: f"<|{token}|>".encode() for token, word in enumerate(words) if not word}
+        nameless = {
+            token: f"<|{token}|>".encode()
+            for token, word in enumerate(words)
+            if not word or token in stop_tokens
+        }
         self.special_token_ids = [*nameless]
         self.tokens = [nameless.get(token, word) for token, word in enumerate(words)]
         self.eos_token_id = stop_tokens[0]
         self.bos_token_id = None
         self._tokenizer = tokenizer
+        self._stop_tokens = set(stop_tokens)
+        self._by_byte = {
+            word[0]: token
+            for token, word in enumerate(words)
+            if len(word) == 1 and token not in self._stop_tokens
+        }
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Encodes a text."""
         if isinstance(text, bytes):
             text = text.decode("utf-8", errors="replace")
-        return self._tokenizer.encode(text, allow_special=False)
+        ids = self._tokenizer.encode(text, allow_special=False)
+        if self._stop_tokens.isdisjoint(ids):
+            return ids
+        # A stop token ends the text, so it cannot be a part of it.
+        return [self._by_byte[byte] for byte in text.encode() if byte in self._by_byte]
 
 
 @lru_cache(maxsize=2)

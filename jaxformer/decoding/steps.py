@@ -152,7 +152,10 @@ def _choose(
     if choice.rules is not None and generated is not None:
         scores = choice.rules.apply(logits, generated, step)
     if choice.allowed is not None:
-        scores = jnp.where(choice.allowed, scores, -jnp.inf)
+        masked = jnp.where(choice.allowed, scores, -jnp.inf)
+        # If the constraints exclude all tokens that the grammar allows, the grammar decides alone.
+        is_possible = (masked > -jnp.inf).any(axis=-1, keepdims=True)
+        scores = jnp.where(is_possible, masked, jnp.where(choice.allowed, logits, -jnp.inf))
     token = sample_tokens(choice.sampler, choice.key, step, scores, choice.indices)
     if generated is not None:
         generated = jax.lax.dynamic_update_slice(generated, token[:, None], (0, step))

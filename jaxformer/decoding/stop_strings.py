@@ -17,6 +17,8 @@ from jaxformer.models.sequences import power_of_two
 
 # Least number of table rows. XLA compiles once per shape, so the number is a power of two.
 _FEWEST_STATES = 16
+# The table has a row for each byte of the stop strings.
+_MOST_BYTES = 4096
 
 
 class ByteVocabulary(Protocol):
@@ -60,8 +62,11 @@ class StopStrings:
 
     def __post_init__(self) -> None:
         """Checks the texts."""
-        if isinstance(self.texts, str) or not self.texts:
-            raise ValueError(f"texts is {self.texts!r}; it must be a tuple of at least one text")
+        if isinstance(self.texts, str) or not isinstance(self.texts, Iterable):
+            raise ValueError(f"texts is {self.texts!r}; it must be a tuple of texts")
+        object.__setattr__(self, "texts", tuple(self.texts))
+        if not self.texts:
+            raise ValueError("texts is empty; it must have at least one text")
         for text in self.texts:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"texts has the entry {text!r}; each must be a nonempty text")
@@ -69,7 +74,10 @@ class StopStrings:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(f"texts has the entry {text!r}: {error.reason}") from None
-        object.__setattr__(self, "texts", tuple(self.texts))
+        if (length := sum(len(text.encode()) for text in self.texts)) > _MOST_BYTES:
+            raise ValueError(
+                f"texts have {length:,} bytes together; at most {_MOST_BYTES:,} are accepted"
+            )
         _ = self.tokenizer.vocabulary_bytes  # Raises if the bytes are not defined.
 
     @cached_property

@@ -40,6 +40,8 @@ def gemma_header(gguf: ModuleType, config: TransformerConfig) -> dict[str, Any]:
             raise _refused(f"layers {what} differ in window, rotary_base or rotary_scaling")
     if any(layer.scaling is not None for layer in local):
         raise _refused("a layer with a window has rotary_scaling")
+    if config.activation != "geglu_tanh":
+        raise _refused(f"activation is {config.activation!r}, not 'geglu_tanh'")
     _check_scale(config)
     header: dict[str, Any] = {}
     for layer in local:

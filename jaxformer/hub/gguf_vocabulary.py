@@ -233,6 +233,8 @@ def _unigram(parts: dict, vocab_size: int) -> dict[str, Any]:
         ValueError: The tokenizer has a part that llama.cpp does not support.
     """
     model = parts["model"]
+    if model["unk_id"] is None:
+        raise ValueError("tokenizer has no unknown token, which GGUF needs for Unigram")
     if model.get("byte_fallback"):
         raise ValueError("tokenizer is Unigram with byte_fallback, which llama.cpp lacks")
     header: dict[str, Any] = {"tokenizer_model": "t5", "tokenizer_pre": "default"}

@@ -92,6 +92,12 @@ def test_interrupt_stops_the_answer_and_keeps_what_was_written(say, monkeypatch)
     assert out == "half\nwhole\n"
 
 
+def test_empty_answer_is_not_kept_in_the_conversation(say, asked, monkeypatch):
+    """Templates refuse empty messages, so the next question would fail."""
+    monkeypatch.setattr(chat_module.Chat, "_generate", lambda *_: None)
+    assert say("a\nb\n")[0] == "\n\n"
+
+
 def test_model_without_a_chat_template_is_refused(trained, capsys):
     refused(capsys, ["chat", trained], "has no chat template")
 

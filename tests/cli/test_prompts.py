@@ -149,7 +149,8 @@ BAD = {
     "a taken field": ('{"prompt": "a", "generated": 1}', "line 1 has a field 'generated'"),
     "no JSON": ("prompt", "line 1 is not valid JSON"),
     "no records": ("", "the file is empty"),
-    "no finite number": ('{"prompt": "a", "score": NaN}', "a number that is not finite"),
+    "no finite number": ('{"prompt": "a", "score": NaN}', "line 1 cannot be written as JSON"),
+    "a lone surrogate": ('{"prompt": "a", "id": "\\ud800"}', "line 1 cannot be written as JSON"),
 }
 
 

@@ -152,6 +152,35 @@ def test_generate_follows_a_grammar_that_a_user_wrote():
         jf.generate(model, variables, [[1]], grammar=EvenTokens(), **call)
 
 
+@pytest.mark.slow
+def test_grammar_decides_alone_where_constraints_exclude_all_its_tokens():
+    """The text is complete after two letters, but min_new_tokens excludes the stop token."""
+    texts = generated(
+        regular_expression(SMALL, "ab"), number=1, constraints=jf.Constraints(min_new_tokens=9)
+    )
+    assert texts == ["ab"]
+
+
+def test_generate_rejects_what_is_no_grammar_and_no_stop_strings():
+    model, variables = decoder(SMALL)
+    call = {"max_new_tokens": 9, "sampler": jf.Sampler(0.0), "stop_tokens": [STOP]}
+    with pytest.raises(ValueError, match="grammar is "):
+        jf.generate(model, variables, [[1]], grammar={"type": "object"}, **call)
+    with pytest.raises(ValueError, match="stop_strings is"):
+        jf.generate(model, variables, [[1]], stop_strings=["a"], **call)
+
+
+def test_grammar_does_not_use_stop_tokens_as_text():
+    """A stop token with bytes ends the text, so it cannot be a part of it."""
+    words = SMALL.vocabulary_bytes
+    stop = words.index(b"ab")
+    matcher = regular_expression(SMALL, "ab").start(SMALL.vocab_size, [stop])
+    for letter in (b"a", b"b"):
+        assert np.flatnonzero(matcher.allowed()).tolist() == [words.index(letter)]
+        matcher.push(words.index(letter))
+    assert np.flatnonzero(matcher.allowed()).tolist() == [stop]
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

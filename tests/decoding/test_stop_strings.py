@@ -77,7 +77,15 @@ def test_streamed_text_is_held_back_only_where_a_stop_string_may_begin(stops, wh
 
 @pytest.mark.parametrize(
     ("texts", "said"),
-    [((), "texts is"), ("ab", "texts is 'ab'"), (("a", ""), "entry ''"), ((3,), "entry 3")],
+    [
+        ((), "texts is empty"),
+        (iter(()), "texts is empty"),
+        ("ab", "texts is 'ab'"),
+        (5, "texts is 5"),
+        (("a", ""), "entry ''"),
+        ((3,), "entry 3"),
+        (("a" * 5000,), "5,000 bytes"),
+    ],
 )
 def test_invalid_stop_strings_raise_an_error_that_names_them(texts, said):
     with pytest.raises(ValueError, match=said):

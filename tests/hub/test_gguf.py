@@ -73,6 +73,7 @@ REFUSED = {
     "scaling by layer": (LLAMA | {"rotary_scaling": (LLAMA3, None)}, "rotary_scaling"),
     "window": (LLAMA | {"window": 5}, "window"),
     "gemma3 yarn": (GEMMA | {"rotary_scaling": (YARN, None, None, None)}, "rotary_scaling"),
+    "gemma3 with another activation": (GEMMA | {"activation": "swiglu"}, "activation is 'swiglu'"),
     "gemma3 with another scale": (GEMMA | {"attention_scale": 0.1}, "attention_scale is"),
     "gemma3 with biases": (
         GEMMA | {"query_key_value_bias": True, "attention_output_bias": True},

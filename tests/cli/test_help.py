@@ -3,9 +3,11 @@
 import re
 from dataclasses import fields
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+import jaxformer
 from jaxformer.cli import VERBS, main
 from jaxformer.cli.flags import default_text, field_values, list_flags
 from jaxformer.cli.generate import GenerateArguments
@@ -97,3 +99,11 @@ def test_error_suggests_correct_spelling_of_flag_or_command(words, said, capsys)
 
 def test_short_help_of_train_needs_no_run_and_no_text(capsys):
     assert "most used" in help_of(capsys, "train", "--resume", "-h")
+
+
+def test_commands_that_training_suggests_exist():
+    folder = Path(jaxformer.__file__).parent / "training" / "tasks"
+    sources = "".join(path.read_text() for path in folder.glob("*.py"))
+    methods = re.findall(r"def example\(self\).*?(?=\n    def |\n\n\n|\Z)", sources, re.DOTALL)
+    verbs = {verb for body in methods for verb in re.findall(r"\[\"([a-z-]+)\"", body)}
+    assert len(verbs) >= 3 and verbs <= VERBS.keys()

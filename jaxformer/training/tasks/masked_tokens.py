@@ -114,7 +114,7 @@ class MaskedTokens(TextTask):
     def example(self) -> list[str]:
         """Returns a command that fills in the second word of the held-out text, which is masked."""
         words = first_words(self.data.held_out_beginning, lambda words: True).split(" ")
-        return ["fill", "--text=" + " ".join([words[0], MASK_WORD, *words[2:]])]
+        return ["fill-mask", "--text=" + " ".join([words[0], MASK_WORD, *words[2:]])]
 
 
 _hide = jax.jit(mask_tokens, static_argnames=("mask_token", "vocab_size", "rate", "special"))

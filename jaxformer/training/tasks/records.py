@@ -207,7 +207,9 @@ class RecordTask(Generic[ConfigT]):
         """Returns a command that answers a held-out prompt."""
         first = self.held_out[0]
         prompt = self.tokenizer.decode(map(int, first.ids[: int(np.argmax(first.mask))]))
-        return ["generate", *[f"--prompt={prompt}"] * (prompt.isprintable() and bool(prompt))]
+        if prompt and prompt.isprintable():
+            return ["generate", f"--prompt={prompt}"]
+        return ["generate" if self.tokenizer.chat_templates is None else "chat"]
 
 
 def _with_template(

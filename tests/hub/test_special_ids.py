@@ -4,7 +4,7 @@ import json
 import warnings
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jaxformer.cli import main
@@ -24,7 +24,9 @@ def is_id(value):
     return type(value) is int and value >= 0
 
 
-@given(st.sampled_from(FILES), st.sampled_from(KEYS), values)
+@given(name=st.sampled_from(FILES), key=st.sampled_from(KEYS), value=values)
+@example(name="config.json", key="eos_token_id", value=SIZE)
+@example(name="config.json", key="bos_token_id", value=SIZE)
 def test_special_token_id_in_config_file_is_read_or_rejected(tmp_path_factory, name, key, value):
     folder = tmp_path_factory.mktemp("ids")
     (folder / name).write_text(json.dumps({key: value}))

@@ -39,14 +39,8 @@ from jaxformer.artifacts.tensors import (
     stored_tensors,
     write_tensors,
 )
-from jaxformer.artifacts.tokenizer import (
-    AnyTokenizer,
-    SpecialTokens,
-    Tokenizer,
-    bind,
-    opening_texts,
-    parsing_special,
-)
+from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
+from jaxformer.artifacts.tokenizer_copies import AnyTokenizer, bind, opening_texts, parsing_special
 from jaxformer.artifacts.values import to_json
 from jaxformer.decoding.autoregressive import pack_weights
 from jaxformer.functional.linear.kernels import is_kernel

@@ -14,6 +14,7 @@ from pathlib import Path
 import tokenizers
 
 from jaxformer.artifacts.byte_tokenizer import lossy_part
+from jaxformer.artifacts.token_bytes import BYTE_TOKEN
 from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
 from jaxformer.artifacts.tokenizer_files import (
     read_settings_files,
@@ -22,7 +23,6 @@ from jaxformer.artifacts.tokenizer_files import (
 from jaxformer.artifacts.untrusted import guarded
 
 _MOST_TOKENS = 2**21
-_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 
 
 class Subwords(Tokenizer):
@@ -179,7 +179,7 @@ class Subwords(Tokenizer):
         sequence.
         """
         name = self._backend.id_to_token(token)
-        return name is None or token in self._skipped or bool(_BYTE_TOKEN.fullmatch(name))
+        return name is None or token in self._skipped or bool(BYTE_TOKEN.fullmatch(name))
 
     def stream(self, before: Iterable[int] = ()) -> SubwordStream:
         """Returns an incremental decoder for the ids that follow the ids `before`."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import tokenizers
 
 NUM_BYTES = 256
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+# Name of a token that stands for one byte, for characters without a token of their own.
+BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 # Decoder steps that change each token independently of the tokens around it. "Strip" is accepted,
 # because it only removes a space at the beginning of a text, and generated tokens follow a prompt.
 _BY_TOKEN = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
@@ -78,7 +79,7 @@ def vocabulary_bytes(backend: tokenizers.Tokenizer, steps: list[dict]) -> list[b
     for content, token in vocabulary.items():
         if token in added and added[token].special:
             continue
-        byte = _BYTE_TOKEN.fullmatch(content) if "ByteFallback" in names else None
+        byte = BYTE_TOKEN.fullmatch(content) if "ByteFallback" in names else None
         table[token] = bytes([int(byte[1], 16)]) if byte else _replaced(content, spaces).encode()
     return table
 

@@ -16,16 +16,14 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self
 
 import tokenizers
-from tokenizers import normalizers
 
 from jaxformer.artifacts.chat.conversation import Conversation, encode_chat
 from jaxformer.artifacts.chat.messages import Messages
@@ -33,7 +31,7 @@ from jaxformer.artifacts.chat.parsing import MarkedParser, Token
 from jaxformer.artifacts.chat.template import ChatTemplates, make_chat, read_templates
 from jaxformer.artifacts.files import json_text, write_whole
 from jaxformer.artifacts.token_bytes import NUM_BYTES, vocabulary_bytes
-from jaxformer.artifacts.tokenizer_files import TEMPLATE, write_settings_files
+from jaxformer.artifacts.tokenizer_files import write_settings_files
 from jaxformer.artifacts.tokenizer_parts import list_steps, special_texts, tokenizer_parts
 from jaxformer.artifacts.untrusted import (
     LONGEST_PIECE,
@@ -43,6 +41,7 @@ from jaxformer.artifacts.untrusted import (
     in_pieces,
     read_backend,
 )
+from jaxformer.decoding.text_stream import TextStream
 from jaxformer.models.config.check import check_fields
 
 # Texts that many tokenizers do not preserve: spaces, case, composed and compatibility characters,
@@ -74,16 +73,6 @@ class SpecialTokens:
     def __post_init__(self) -> None:
         """Checks the types of the fields."""
         check_fields(self)
-
-
-class TextStream(Protocol):
-    """Interface of incremental decoders."""
-
-    def push(self, ids: Iterable[int]) -> str:
-        """Adds ids and returns the newly completed text, which may be empty."""
-
-    def flush(self) -> str:
-        """Returns the remaining text and resets the stream."""
 
 
 class Tokenizer(ABC):
@@ -481,76 +470,6 @@ class Tokenizer(ABC):
             return normalizer.normalize_str(text)
         parts = (part for _, part in in_pieces(normalizer.normalize_str, text))
         return self._guarded(lambda: "".join(x for part in parts for x in part))
-
-
-# ---- copies with other settings
-
-AnyTokenizer = TypeVar("AnyTokenizer", bound=Tokenizer)
-
-
-def bind(tokenizer: AnyTokenizer, vocab_size: int) -> AnyTokenizer:
-    """Sets the `id_limit` of a tokenizer to a model's number of ids, and returns the tokenizer.
-
-    Args:
-        tokenizer: The tokenizer, which is modified. If the model lacks the id of the mask token,
-            `tokenizer.mask_token` becomes None.
-        vocab_size: The model's number of ids.
-
-    Raises:
-        ValueError: The model lacks a special id that every text needs.
-    """
-    tokenizer.id_limit = vocab_size
-    if tokenizer.mask_token is not None and tokenizer.mask_token >= vocab_size:
-        tokenizer.mask_token = None
-    for token in tokenizer.special_ids:
-        tokenizer.check_ids([[token]], vocab_size, "tokenizer: its special")
-    return tokenizer
-
-
-def parsing_special(tokenizer: AnyTokenizer) -> AnyTokenizer:
-    """Returns a copy of the tokenizer that encodes a special token in a text as the token's id."""
-    parsing = copy(tokenizer)
-    parsing.parses_special = True
-    return parsing
-
-
-def with_chat_template(tokenizer: AnyTokenizer, source: str) -> AnyTokenizer:
-    """Returns a copy of the tokenizer with a chat template, which replaces the default one."""
-    changed = copy(tokenizer)
-    for derived in ("chat_templates", "turn_end_tokens"):
-        changed.__dict__.pop(derived, None)
-    changed.settings_files = {**tokenizer.settings_files, TEMPLATE: source}
-    return changed
-
-
-def opening_texts(tokenizer: AnyTokenizer) -> AnyTokenizer:
-    """Returns a copy of the tokenizer that begins every text with `opening`, as in training."""
-    opening = copy(tokenizer)
-    opening.opens_texts = True
-    return opening
-
-
-def lowercased(tokenizer: AnyTokenizer) -> AnyTokenizer:
-    """Returns a copy of the tokenizer that lowercases every text first.
-
-    The copy's tokenizer.json contains a Lowercase step. If the tokenizer already lowercases, it is
-    returned unchanged.
-    """
-    if lowers_case(tokenizer):
-        return tokenizer
-    backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
-    steps = [] if backend.normalizer is None else [backend.normalizer]
-    backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
-    lower = tokenizer.with_backend(backend)
-    lower.parses_special = tokenizer.parses_special
-    lower.opens_texts = tokenizer.opens_texts
-    return lower if tokenizer.id_limit is None else bind(lower, tokenizer.id_limit)
-
-
-def lowers_case(tokenizer: Tokenizer) -> bool:
-    """Returns whether the tokenizer lowercases every text."""
-    steps = list_steps(tokenizer.parts, "normalizer")
-    return any(step["type"] == "Lowercase" or step.get("lowercase", False) for step in steps)
 
 
 def check_unicode(texts: Iterable[str]) -> None:

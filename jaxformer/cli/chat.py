@@ -98,7 +98,7 @@ class Chat:
         Ctrl-C stops the answer. The conversation keeps what was written.
 
         Raises:
-            ValueError: The question alone leaves no room for an answer.
+            ValueError: The question is too long for the model, even without earlier messages.
         """
         prompt = self._shortened_prompt(question)
         stream = self.generator.stream(prompt)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from jaxformer.artifacts.run import Origin, RunFolder, keep
 from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
-from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case, parsing_special
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer_copies import lowers_case, parsing_special
 from jaxformer.cli.flags import IgnoredOptions, Switch, positional
 from jaxformer.models.config import architecture_name
 from jaxformer.models.config.generation import GenerationDefaults

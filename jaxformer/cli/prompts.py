@@ -43,7 +43,7 @@ _TEXT, _REASON = "generated", "finish_reason"
 _WITHOUT_EFFECT = ("out", "prompts", "mesh", "batch_size")
 
 
-class Record(NamedTuple):
+class PromptRecord(NamedTuple):
     """A record of the file of prompts.
 
     Attributes:
@@ -90,7 +90,7 @@ class Files:
     """
 
     arguments: GenerateArguments
-    records: list[Record]
+    records: list[PromptRecord]
     out: Path
     done: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -221,7 +221,7 @@ def open_files(arguments: GenerateArguments) -> Files:
     return files
 
 
-def _read_records(path: Path) -> Iterator[Record]:
+def _read_records(path: Path) -> Iterator[PromptRecord]:
     """Yields the records of a file of prompts, or of standard input for the path -."""
     if str(path) == "-":
         found = ((_parse(line, n), f"line {n}") for n, line in _numbered_lines())
@@ -235,7 +235,7 @@ def _read_records(path: Path) -> Iterator[Record]:
         found = ((x.fields, x.where) for source in sources for x in source.records())
     first = None
     for fields, place in found:
-        record = Record(fields, f"{name}: {place}")
+        record = PromptRecord(fields, f"{name}: {place}")
         _check_record(record)
         first = first or record
         if (record.messages is None) != (first.messages is None):
@@ -259,7 +259,7 @@ def _parse(line: str, number: int) -> Any:
         raise ValueError(f"standard input: line {number} is not valid JSON: {error}") from None
 
 
-def _check_record(record: Record) -> None:
+def _check_record(record: PromptRecord) -> None:
     """Raises ValueError unless a record has a prompt that a model can continue."""
     fields, where = record
     if not isinstance(fields, dict) or not {"prompt", "messages"} & fields.keys():
@@ -299,7 +299,7 @@ def encode_prompts(files: Files, generator: TextGenerator) -> list[Prompt]:
     return encoded
 
 
-def _encode(record: Record, model: Any, tokenizer: Tokenizer) -> Prompt:
+def _encode(record: PromptRecord, model: Any, tokenizer: Tokenizer) -> Prompt:
     if record.messages is None:
         prompt = Prompt(*encode_prompt(model, tokenizer, record.fields["prompt"]))
         _, length = prompt.length

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import jax
 
     from jaxformer.artifacts.saved import Checkpoint
-    from jaxformer.artifacts.tokenizer import TextStream
     from jaxformer.decoding.generate import Generation
     from jaxformer.decoding.grammars import Grammar
     from jaxformer.decoding.sampling import Sampler
     from jaxformer.decoding.stop_strings import StopStrings
+    from jaxformer.decoding.text_stream import TextStream
     from jaxformer.models.language_model import LanguageModel, Variables
 
 Texts = Annotated[tuple[str, ...], Spelling(placeholder="TEXT", is_repeated=True)]

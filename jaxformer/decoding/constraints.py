@@ -151,7 +151,19 @@ def check_supported(defaults: GenerationDefaults) -> None:
 
 def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) -> Scores:
     """Applies each constraint to the scores, in the order of transformers' logits processors."""
-    constraints, stops = rules.constraints, rules.stop_tokens
+    scores = _exclude_tokens(rules, _bias_tokens(rules, scores, text), text, step)
+    scores = _force_tokens(rules, scores, text, step)
+    scores = _suppress_tokens(rules.constraints, scores, text, step)
+    if rules.constraints.renormalize_logits:
+        is_possible = scores > -jnp.inf  # If every token is excluded, log_softmax is NaN.
+        normalized = jax.nn.log_softmax(scores, axis=-1)
+        scores = jnp.where(is_possible, normalized, scores)
+    return scores
+
+
+def _bias_tokens(rules: Rules, scores: Scores, text: Text) -> Scores:
+    """Applies biases and the penalties on tokens that occurred before."""
+    constraints = rules.constraints
     # If a word occurs several times, its last bias applies.
     biases = dict(constraints.sequence_bias)
     if single := {word[0]: bias for word, bias in biases.items() if len(word) == 1}:
@@ -169,6 +181,12 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
         counts = _count_tokens(text.tokens[:, rules.prompts.shape[1] :], scores.shape[-1])
         scores -= constraints.frequency_penalty * counts
         scores -= constraints.presence_penalty * (counts > 0)
+    return scores
+
+
+def _exclude_tokens(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) -> Scores:
+    """Excludes repeated n-grams, bad words, and stop tokens of a text that is too short."""
+    constraints, stops = rules.constraints, rules.stop_tokens
     if size := constraints.no_repeat_ngram_size:
         repeated = repeated_ngrams(text, text.tokens, size, scores.shape[-1])
         scores = jnp.where(repeated, -jnp.inf, scores)
@@ -183,7 +201,12 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
         scores = scores.at[:, word[-1]].add(jnp.where(completes, -jnp.inf, 0.0))
     too_short = text.lengths < constraints.min_length
     too_short |= step < constraints.min_new_tokens
-    scores = jnp.where(too_short[:, None] & _vocabulary_mask(stops, scores), -jnp.inf, scores)
+    return jnp.where(too_short[:, None] & _vocabulary_mask(stops, scores), -jnp.inf, scores)
+
+
+def _force_tokens(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) -> Scores:
+    """Forces the first and the last token, and makes stop tokens more probable in long texts."""
+    constraints, stops = rules.constraints, rules.stop_tokens
     is_second = text.lengths == 1
     if constraints.forced_bos_token_id is not None:
         scores = _force((constraints.forced_bos_token_id,), scores, is_second[:, None])
@@ -194,6 +217,13 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
         grown = scores + jnp.abs(scores) * (factor ** jnp.maximum(step - start, 0) - 1)
         grows = _vocabulary_mask(stops, scores) & jnp.isfinite(scores)
         scores = jnp.where(grows & (step > start), grown, scores)
+    return scores
+
+
+def _suppress_tokens(
+    constraints: Constraints, scores: Scores, text: Text, step: Int[Array, ""]
+) -> Scores:
+    """Excludes all but the allowed tokens, suppressed tokens, and those of the first step."""
     if constraints.allowed_tokens:
         scores = jnp.where(_vocabulary_mask(constraints.allowed_tokens, scores), scores, -jnp.inf)
     if constraints.suppress_tokens:
@@ -205,10 +235,6 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
             is_first = jnp.where(text.lengths - step == 1, step == 1, step == 0)[:, None]
         suppressed = _vocabulary_mask(constraints.begin_suppress_tokens, scores) & is_first
         scores = jnp.where(suppressed, -jnp.inf, scores)
-    if constraints.renormalize_logits:
-        is_possible = scores > -jnp.inf  # If every token is excluded, log_softmax is NaN.
-        normalized = jax.nn.log_softmax(scores, axis=-1)
-        scores = jnp.where(is_possible, normalized, scores)
     return scores
 
 

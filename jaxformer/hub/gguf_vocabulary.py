@@ -8,7 +8,6 @@ as sentencepiece does. The algorithm "t5" finds the most probable tokens of a un
 
 import base64
 import json
-import re
 import warnings
 from collections.abc import Iterable
 from types import ModuleType
@@ -16,11 +15,11 @@ from typing import Any
 
 from jaxformer.artifacts.files import parse_json
 from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.token_bytes import BYTE_TOKEN
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.artifacts.tokenizer_files import CONFIG, MAP, TEMPLATE, TEMPLATES
 from jaxformer.artifacts.tokenizer_parts import list_steps
 
-_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SPACE = "▁"
 # Patterns of pre-tokenizers, exactly as in published tokenizer.json files.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -123,7 +122,7 @@ def _type(
         return "UNKNOWN"
     if token in added:
         return "CONTROL" if added[token]["special"] else "USER_DEFINED"
-    return "BYTE" if has_bytes and _BYTE.fullmatch(words[token]) else "NORMAL"
+    return "BYTE" if has_bytes and BYTE_TOKEN.fullmatch(words[token]) else "NORMAL"
 
 
 # ---- byte-level BPE
@@ -212,7 +211,7 @@ def _warn_of_missing_merges(vocab: dict[str, int], merges: list[tuple]) -> None:
     """Warns if llama.cpp would merge two tokens that the tokenizer never merges."""
     known = set(merges)
     for text in vocab:
-        for place in range(1, 0 if _BYTE.fullmatch(text) else len(text)):
+        for place in range(1, 0 if BYTE_TOKEN.fullmatch(text) else len(text)):
             pair = text[:place], text[place:]
             if pair not in known and pair[0] in vocab and pair[1] in vocab:
                 warnings.warn(

@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer_copies import lowers_case
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.training.batch import Batch, Ids, Indexed, OnScored, noop, num_targets

@@ -5,7 +5,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from jaxformer.artifacts.tokenizer import Tokenizer, lowers_case
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer_copies import lowers_case
 from jaxformer.models import config as configs
 from jaxformer.models.config import KINDS, PRESETS, Execution
 from jaxformer.models.config.model import ModelConfig

@@ -18,7 +18,8 @@ import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.files import json_text
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens, bind, lowercased
+from jaxformer.artifacts.tokenizer import SpecialTokens
+from jaxformer.artifacts.tokenizer_copies import bind, lowercased
 from jaxformer.cli import main
 from tests.errors import error_of
 from tests.hub import foreign

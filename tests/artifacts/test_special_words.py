@@ -23,7 +23,8 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import run_tokenizer
 from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased, parsing_special
+from jaxformer.artifacts.tokenizer import SpecialTokens
+from jaxformer.artifacts.tokenizer_copies import lowercased, parsing_special
 from jaxformer.cli import main
 from tests.hub import foreign
 

@@ -10,13 +10,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import (
-    SpecialTokens,
-    Tokenizer,
-    lowercased,
-    lowers_case,
-    opening_texts,
-)
+from jaxformer.artifacts.tokenizer import SpecialTokens, Tokenizer
+from jaxformer.artifacts.tokenizer_copies import lowercased, lowers_case, opening_texts
 from jaxformer.artifacts.tokenizer_parts import tokenizer_parts
 
 PLAIN = ByteTokenizer.train(["one and Two", "THREE and four"] * 3, 300, split_digits=True)

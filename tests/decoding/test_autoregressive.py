@@ -48,6 +48,7 @@ def test_changed_input_leaves_independent_outputs_bitwise_equal(name, seed, segm
     within(found, rules.model_rule(config, segment_ids)[:, :, 0])
 
 
+@pytest.mark.slow
 @tiny.many
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
 def test_centred_convolution_is_not_causal(seed, segment_ids):
@@ -115,6 +116,7 @@ def test_logits_of_packed_document_equal_those_of_document_alone(name, seed, seg
             tiny.close(together[index, own], alone)
 
 
+@pytest.mark.slow
 @each_model("encoder-decoder")
 @given(seed=tiny.seeds)
 def test_prompts_of_different_lengths_generate_the_same_text_as_each_alone(name, seed):

@@ -52,6 +52,7 @@ def every_text(stops):
                 yield text
 
 
+@pytest.mark.slow
 @each_model("decoder")
 @given(seed=tiny.seeds, stops=st.sets(st.integers(0, VOCAB - 1), min_size=1, max_size=2))
 def test_beam_width_one_is_greedy_decoding(name, seed, stops):

@@ -144,6 +144,7 @@ live_prefix = jax.jit(lambda kept, slots: kept.live_prefix(slots), static_argnum
 rewound = jax.jit(lambda kept, lengths: kept.rewind(lengths))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(KINDS, "ring"))
 @given(seed=tiny.seeds, operations=OPERATIONS)
 @example(seed=0, operations=TWICE_REWOUND)

@@ -355,6 +355,7 @@ def in_batches_and_at_once(monkeypatch, call):
         return at_once, [call(2), call(None)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
 def test_generation_in_several_batches_equals_one_batch(kind, monkeypatch):
     """Results and `on_tokens` are equal for prompts of mixed lengths in mixed order."""

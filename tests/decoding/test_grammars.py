@@ -15,6 +15,7 @@ from jaxformer.decoding.grammars import json_schema, lark_grammar, regular_expre
 from tests.artifacts.test_stream import KINDS
 
 pytest.importorskip("llguidance", reason="grammars need llguidance, which is not installed")
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 SMALL = ByteTokenizer.train(["aab abc aé ba cab\n"] * 3, 264)
 (STOP,) = SMALL.stop_tokens
 WORDS = st.lists(st.text("abcé ", min_size=1, max_size=5), min_size=1, max_size=4)

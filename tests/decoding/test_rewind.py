@@ -80,6 +80,7 @@ def with_states(name):
     return replace(model, layers=tuple((replace(x[0], sublayer=own), *x) for own, x in pairs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SOME)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH), data=st.data())
 def test_recurrent_states_can_be_rewound_within_the_last_call(name, seed, segment_ids, data):

@@ -50,6 +50,7 @@ def test_log_probs_of_generate_sum_to_score(seed):
     tiny.close(whole - jf.score(model, variables, prompts), out.log_probs.sum(axis=1), 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mostly_slow(["decoder", "encoder-decoder"], "decoder"))
 def test_score_in_several_batches_equals_score_in_one_batch(kind, monkeypatch):
     """The batch size is given by the caller, or limited to 1 by the token limit."""

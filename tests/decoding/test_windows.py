@@ -19,6 +19,7 @@ CHUNKS = (1, 11, RING + 3)  # the last chunk is longer than a ring buffer
 GREEDY = jf.Sampler(temperature=0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [MIXED, pytest.param(WINDOWED, marks=pytest.mark.slow)],
@@ -76,6 +77,7 @@ def test_generation_with_window_attention_equals_full_passes(options):
         tiny.close(log_probs, np.take_along_axis(np.asarray(wanted), new[:, None], 1)[:, 0])
 
 
+@pytest.mark.slow
 def test_cache_with_different_windows_rewinds_as_far_as_spare_slots_allow():
     model = tiny.build(max_length=LONG, **MIXED)
     variables, tokens = tiny.weights(model, 1), tiny.tokens(1, 1, LONG)
@@ -88,6 +90,7 @@ def test_cache_with_different_windows_rewinds_as_far_as_spare_slots_allow():
         cache.rewind(SPARE + 2)
 
 
+@pytest.mark.slow
 def test_capturing_attention_in_a_cache_with_windows_requires_ring_false():
     """`generate` stores all tokens to capture weights; a cache with windows raises an error."""
     model = tiny.build(max_length=LONG, **MIXED)

@@ -121,6 +121,7 @@ class Switch(SubLayer):
         return Output(mix(weights["experts"], x, routes, FeedForward(HIDDEN, "swiglu")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_dense", [False, True])
 def test_doctor_detects_custom_sublayer_that_computes_all_experts(is_dense):
     config = replace(CONFIG, num_layers=1, num_experts=0, expert_dim=None)

@@ -44,6 +44,7 @@ def run(embedding, tables, inputs):
     return embedding(weights, inputs, positions, jax.random.key(1), hook)
 
 
+@pytest.mark.slow
 @given(embedding=embeddings, seed=st.integers(0, 99), is_padded=st.booleans())
 def test_token_embedding_equals_one_hot_features(embedding, seed, is_padded):
     """With the token table as kernel, and without a bias, both give the same vectors."""

@@ -78,6 +78,7 @@ def sizes(config):
     return outputs, gradients, value - np.log(VOCABULARY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", mostly_slow(CASES, DEEP[-1]), ids=lambda x: " ".join(map(str, x.values()))
 )

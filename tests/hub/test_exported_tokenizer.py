@@ -15,7 +15,7 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.run import Origin, RunFolder, keep, read_origin, read_sections
 from jaxformer.artifacts.saved import stored_tokenizer
 from jaxformer.artifacts.token_bytes import byte_characters
-from jaxformer.artifacts.tokenizer import lowercased
+from jaxformer.artifacts.tokenizer_copies import lowercased
 from jaxformer.cli import main
 from tests.errors import error_of
 from tests.hub import foreign

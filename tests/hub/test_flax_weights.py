@@ -78,6 +78,7 @@ def export_near(family, seed, folder) -> Checkpoint:
         return jf.load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MODEL_TYPES)
 def test_flax_checkpoints_of_random_configs_are_loaded(family, tmp_path):
     """The parameters equal those of the safetensors file, for every family with a Flax class."""

@@ -25,6 +25,7 @@ from jaxformer.hub.tokenizers.sentencepiece import t5_tokenizer
 from tests.errors import error_of
 from tests.hub import foreign
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 gguf = pytest.importorskip("gguf", reason="GGUF files need the package gguf")
 regex = pytest.importorskip("regex", reason="the reference needs the package regex")
@@ -244,7 +245,7 @@ UNIGRAMS = {
 PIECES = SpecialTokens((1,), None)
 
 
-@pytest.mark.parametrize("kind", UNIGRAMS)
+@pytest.mark.parametrize("kind", mostly_slow(UNIGRAMS, "merged spaces"))
 def test_gguf_file_stores_the_unigram_model_of_sentencepiece(kind, tmp_path):
     theirs, backend = trained_unigram(tmp_path / "spiece.model", kind)
     _, fields = written(tmp_path / "x.gguf", backend, special=PIECES)

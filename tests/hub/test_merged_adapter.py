@@ -13,6 +13,7 @@ from tests.hub import foreign
 from tests.properties import tiny
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [pytest.param(jf.save, marks=pytest.mark.slow), jf.export])
 def test_lora_parameters_are_written_only_after_merge_adapter(write, tmp_path):
     """Without it, the error names the function. Merged parameters give the same logits."""

@@ -171,6 +171,7 @@ def test_read_checkpoints_loads_one_training_step_at_a_time(tmp_path):
     assert "is not a run" in error_of(next, read_checkpoints(RunFolder(tmp_path)))
 
 
+@pytest.mark.slow
 def test_head_score_figures_have_panel_per_score_and_line_per_head(tmp_path):
     """A score that is NaN for every head has no table."""
     figure = atlas_figure({"text": small_atlas(), "code": small_atlas()})

@@ -80,6 +80,7 @@ def test_lora_and_int8_kernels_give_the_logits_of_dense_weights(kind):
     assert np.abs(found - model.apply({"params": plain}, TOKENS)).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["LoRA", "int8"])
 def test_quantized_kernels_include_the_lora_update(kind):
     """Quantizing again changes each number by at most one rounding."""

@@ -122,6 +122,7 @@ def test_patching_all_embeddings_restores_the_clean_metric(seed):
         tiny.close(found.recovered, 1.0, 1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["attention.heads", "attention.key"])
 @few
 @given(seed=tiny.seeds)

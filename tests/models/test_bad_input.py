@@ -167,6 +167,7 @@ class Foreign:
         return len(self.values)
 
 
+@pytest.mark.slow
 def test_models_accept_token_arrays_of_another_library():
     ids = Foreign(TOKENS)
     np.testing.assert_array_equal(model().apply(weights(), ids), model().apply(weights(), TOKENS))

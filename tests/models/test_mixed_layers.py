@@ -36,11 +36,13 @@ def model(**options):
     return replace(jf.Decoder(CONFIG), layers=layers, **options)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
 def test_cached_chunks_through_different_layer_types_equal_one_pass(seed, segment_ids, chunks):
     own_stacks.chunks_equal_one_pass(model(), seed, segment_ids, chunks)
 
 
+@pytest.mark.slow
 def test_dependencies_match_the_masks_of_different_layer_types():
     own_stacks.dependencies_are_the_rules(model())
 
@@ -51,6 +53,7 @@ def test_scanned_and_unrolled_layers_give_equal_logits():
     tiny.close(scanned.apply(variables, tokens), tiny.apply(model())(variables, tokens))
 
 
+@pytest.mark.slow
 def test_saved_model_with_different_layer_types_loads_with_equal_logits(tmp_path):
     own_stacks.a_saved_model_is_equal(tmp_path / "mixed", model())
 

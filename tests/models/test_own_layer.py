@@ -90,6 +90,7 @@ def test_cached_chunks_through_user_defined_sublayer_equal_one_pass(seed, segmen
     own_stacks.chunks_equal_one_pass(model(), seed, segment_ids, chunks)
 
 
+@pytest.mark.slow
 def test_scanned_and_unrolled_layers_give_equal_logits():
     """Layers of different kinds repeat with a period of two."""
     variables, tokens = tiny.weights(model(), 0), tiny.tokens(0, 2, LENGTH)

@@ -14,12 +14,20 @@ from tests.parity.test_tuning import MODELS, their_model  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 QUESTIONS = {"1+1": "the tide", "2+3": "5 and x", "the tide": "12", "a b": "user {x}"}
-WAYS = {"all weights": (), "LoRA": ("--lora-rank", "4")}
+WAYS = {"all weights": (), "LoRA": ("--lora-rank", "4"), "DPO": ()}
 NEW = 12
 
 
 def message(question):
     return [{"role": "user", "content": question}]
+
+
+def make_record(question, answer, way):
+    said = [{"role": "assistant", "content": answer}]
+    if way != "DPO":
+        return {"messages": [*message(question), *said]}
+    other = [{"role": "assistant", "content": "no"}]
+    return {"prompt": message(question), "chosen": said, "rejected": other}
 
 
 @pytest.fixture(scope="module", params=[(name, way) for name in MODELS for way in WAYS])
@@ -28,11 +36,7 @@ def tuned(request, tmp_path_factory):
     name, way = request.param
     folder = tmp_path_factory.mktemp(f"{name} {way}".replace(" ", "-"))
     their_model(folder / "base", name)
-    records = [
-        {"messages": [*message(q + " " * n), {"role": "assistant", "content": a}]}
-        for q, a in QUESTIONS.items()
-        for n in range(8)
-    ]
+    records = [make_record(q + " " * n, a, way) for q, a in QUESTIONS.items() for n in range(8)]
     source = folder / "records.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in records))
     words = ["train", source, "--init-from", folder / "base", *WAYS[way], "--out", folder / "run"]

@@ -257,6 +257,7 @@ def test_generation_from_source_embeddings_equals_source_token_ids(name, seed, f
     tiny.close(found.log_probs, wanted.log_probs)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_source_features_as_array_or_list_give_equal_logits(seed):
     model, variables, tokens = setup("frames", seed)
@@ -267,6 +268,7 @@ def test_source_features_as_array_or_list_give_equal_logits(seed):
         tiny.close(found, wanted)
 
 
+@pytest.mark.slow
 def test_invalid_source_features_are_rejected():
     model, variables, tokens = setup("frames", 0)
     good, nan = np.ones((2, 3), np.float32), np.full((2, 3), np.nan)
@@ -335,6 +337,7 @@ def test_source_features_cannot_be_combined_with_source_vocab_size(kind):
         kind(source_features=0)
 
 
+@pytest.mark.slow
 def test_model_with_source_features_is_saved_and_loaded(tmp_path):
     model, variables, tokens = setup("frames", 0)
     jf.save(tmp_path / "model", model, variables)

@@ -8,7 +8,7 @@ from tokenizers import normalizers
 
 import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
-from jaxformer.artifacts.tokenizer import lowercased
+from jaxformer.artifacts.tokenizer_copies import lowercased
 from jaxformer.cli.evaluate import main as evaluate_main
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.models.parameters import init

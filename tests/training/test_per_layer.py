@@ -113,6 +113,7 @@ def test_per_layer_optimizer_recognizes_every_stacked_layer_array(kind):
             assert leaf.shape[0] == len(layers_by_tree(model.config)[tree]), path
 
 
+@pytest.mark.slow
 def test_adafactor_updates_each_layer_relative_to_its_own_size():
     """The first update of a matrix is its root mean square times the learning rate."""
     params = drawn(0)

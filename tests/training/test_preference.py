@@ -49,6 +49,7 @@ def test_log_probability_of_an_answer_is_the_sum_over_its_tokens():
         np.testing.assert_allclose(scores[number], picked[mask[1:]].sum(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_loss_starts_at_log_2_per_pair_and_padding_counts_nothing():
     params, examples, scores = setting()
     objective = DirectPreference()

@@ -17,7 +17,8 @@ import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased, opening_texts
+from jaxformer.artifacts.tokenizer import SpecialTokens
+from jaxformer.artifacts.tokenizer_copies import lowercased, opening_texts
 from jaxformer.cli import evaluate as cli_evaluate
 from jaxformer.models.config import DecoderConfig, EncoderConfig
 from jaxformer.training import evaluate as training_evaluate

@@ -81,7 +81,7 @@ class MaskedTokens(TextTask):
         return min(1.0, self.config.evaluation_windows / len(self.windows))
 
     def batches(self, share: Share = WHOLE) -> "MaskedBatches":
-        """Returns an iterator over `share` of each training batch, starting at the first batch."""
+        """Returns an iterator over the training batches; `share` selects a part of each batch."""
         return MaskedBatches(self.data.train, self.config, self.tokenizer, share)
 
     def score(

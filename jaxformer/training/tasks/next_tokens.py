@@ -44,7 +44,7 @@ class NextTokens(TextTask):
         return min(1.0, self.config.evaluation_windows / len(windows))
 
     def batches(self, share: Share = WHOLE) -> WindowBatches:
-        """Returns an iterator over `share` of each training batch, starting at the first batch."""
+        """Returns an iterator over the training batches; `share` selects a part of each batch."""
         config, stream = self.config, self.data.train
         starts = stream.starts if config.packing == "documents" else None
         options = {

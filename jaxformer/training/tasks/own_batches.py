@@ -85,7 +85,7 @@ class OwnBatches(Generic[AnyBatch]):
         return round(float(sum(jnp.asarray(self.objective.count(x)) for x in self.held_out)))
 
     def batches(self, share: Share = WHOLE) -> NumberedBatches[AnyBatch]:
-        """Returns an iterator over `share` of each training batch, starting at the first batch."""
+        """Returns an iterator over the training batches; `share` selects a part of each batch."""
         return NumberedBatches(self.batch_of, share)
 
     def score(

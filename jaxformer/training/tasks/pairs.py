@@ -14,7 +14,8 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import run_tokenizer
 from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
 from jaxformer.artifacts.token_bytes import NUM_BYTES
-from jaxformer.artifacts.tokenizer import Tokenizer, lowercased, parsing_special
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer_copies import lowercased, parsing_special
 from jaxformer.decoding.translate import translate_ids
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -205,7 +206,7 @@ class Pairs:
         return best_widths(lengths, self.config.lengths)
 
     def batches(self, share: Share = WHOLE) -> PairBatches:
-        """Returns an iterator over `share` of each training batch, starting at the first batch."""
+        """Returns an iterator over the training batches; `share` selects a part of each batch."""
         config = self.config
         return PairBatches(
             self.train,

@@ -103,7 +103,7 @@ class Preferences(RecordTask[PreferenceTraining]):
         return np.concatenate(list(map(to_host, scores)))
 
     def batches(self, share: Share = WHOLE) -> PreferenceBatches:
-        """Returns an iterator over `share` of each training batch, starting at the first batch."""
+        """Returns an iterator over the training batches; `share` selects a part of each batch."""
         config = self.config
         return PreferenceBatches(
             self.train,

@@ -12,7 +12,8 @@ from jaxformer.artifacts.chat.plain import PLAIN_TEMPLATE
 from jaxformer.artifacts.files import json_text, read_text, write_whole
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import run_tokenizer
-from jaxformer.artifacts.tokenizer import Tokenizer, with_chat_template
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer_copies import with_chat_template
 from jaxformer.decoding.generate import generate
 from jaxformer.decoding.sampling import Sampler
 from jaxformer.functional.trees import Weights

@@ -86,7 +86,7 @@ class Task(Protocol):
         """Fraction of the held-out data that every evaluation scores."""
 
     def batches(self, share: Share = WHOLE) -> Batches:
-        """Returns an iterator over `share` of each training batch, starting at the first batch."""
+        """Returns an iterator over the training batches; `share` selects a part of each batch."""
 
     def score(
         self, model: LanguageModel, variables: Variables, *, whole: bool, on_scored: OnScored = ...

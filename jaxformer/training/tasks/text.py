@@ -15,7 +15,8 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.saved import run_tokenizer
 from jaxformer.artifacts.spelled_tokens import report_special_tokens, spelled_tokens
 from jaxformer.artifacts.token_bytes import NUM_BYTES
-from jaxformer.artifacts.tokenizer import Tokenizer, parsing_special
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.artifacts.tokenizer_copies import parsing_special
 from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.training.config import Inputs, MaskedTokensTraining, TextTraining

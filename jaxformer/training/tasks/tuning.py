@@ -38,7 +38,7 @@ class Tuning(RecordTask[TuningTraining]):
         return min(1.0, self.config.evaluation_records / len(self.held_out))
 
     def batches(self, share: Share = WHOLE) -> PackedBatches:
-        """Returns an iterator over `share` of each training batch, starting at the first batch."""
+        """Returns an iterator over the training batches; `share` selects a part of each batch."""
         return self._batches(self.train, share)
 
     def _batches(self, examples: Examples, share: Share = WHOLE) -> PackedBatches:

@@ -102,6 +102,7 @@ def visible(segment_ids):
     return jnp.asarray(same & (segment_ids != 0)[:, None, :] & np.tri(LENGTH, dtype=bool))
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_attention_sink_of_minus_infinity_has_no_effect(seed):
     query, key, value, _, _ = draw(seed)

@@ -231,6 +231,7 @@ def test_source_mask_without_segment_ids_hides_padding_for_any_source_length():
         check_padding(All(), 128, keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask, length, keys",
     mostly_slow(

@@ -113,6 +113,7 @@ def test_router_prefers_earlier_experts_on_ties(seed):
     tiny.close(compiled(layer)(weights, x), in_float64(layer, weights, x), 2e-5)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_expert_outputs_do_not_depend_on_token_order(seed):
     """Permuted tokens have the same outputs, permuted. So has a token alone, and under vmap."""

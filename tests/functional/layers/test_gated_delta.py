@@ -131,6 +131,7 @@ def model():
     return replace(jf.Decoder(CONFIG), layers=layers)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
 def test_model_with_delta_rule_in_cached_chunks_equals_one_pass(seed, segment_ids, chunks):
     own_stacks.chunks_equal_one_pass(model(), seed, segment_ids, chunks)
@@ -165,6 +166,7 @@ def test_long_text_in_cached_chunks_of_any_length_equals_one_pass(first):
     tiny.close(np.concatenate(parts, axis=1), whole, where=segment_ids != 0)
 
 
+@pytest.mark.slow
 def test_delta_rule_model_depends_on_the_inputs_that_its_mask_allows():
     own_stacks.dependencies_are_the_rules(model())
 
@@ -203,6 +205,7 @@ def test_model_with_delta_rule_in_steps_and_chunks_equals_one_pass(length):
         tiny.close(logits, whole, 2e-5)
 
 
+@pytest.mark.slow
 def test_user_defined_mask_changes_only_attention_layers():
     model = hybrid(mask=Window(2), num_layers=3)
     x, segment_ids = tiny.embeddings(0, 1, tiny.LENGTH, 8), np.ones((1, tiny.LENGTH), int)
@@ -210,6 +213,7 @@ def test_user_defined_mask_changes_only_attention_layers():
     exactly(found, rules.model_rule(model.config, segment_ids, mask=Window(2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "types",
     [

@@ -76,6 +76,7 @@ PRESERVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     mostly_slow(PRESERVED, *(x for x in PRESERVED if "expert" not in x), "experts", slow=PRESERVED),

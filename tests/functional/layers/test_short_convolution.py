@@ -183,6 +183,7 @@ def test_captured_values_contain_only_layers_that_have_the_hook_point():
         tiny.close(seen["short_convolution.convolved"][place, 0], wanted)
 
 
+@pytest.mark.slow
 def test_saved_model_with_short_convolution_loads_with_equal_logits(tmp_path):
     model = model_of(layer_types=("short_convolution", "attention"), convolution_bias=True)
     variables, tokens = tiny.weights(model, 3), tiny.tokens(3, 2, LENGTH)

@@ -54,7 +54,7 @@ BUGS = (
     ),
     Bug(
         "only the last byte of a token is read for stop strings",
-        "decoding.stop_strings:StopStrings.table",
+        "decoding.stop_strings:_token_table",
         Replace("words[token][place]", "words[token][-1]"),
         FIRST_STOP,
     ),
@@ -85,7 +85,7 @@ BUGS = (
     Bug(
         "byte tokens are spelled out",
         "artifacts.token_bytes:vocabulary_bytes",
-        Replace('_BYTE_TOKEN.fullmatch(content) if "ByteFallback" in names else None', "None"),
+        Replace('BYTE_TOKEN.fullmatch(content) if "ByteFallback" in names else None', "None"),
         "artifacts/test_stream.py::test_text_of_ids_consists_of_the_bytes_of_each_id",
     ),
     Bug(
@@ -108,13 +108,13 @@ BUGS = (
     ),
     Bug(
         "the frequency penalty counts the prompt",
-        "decoding.constraints:constrain",
+        "decoding.constraints:_bias_tokens",
         Replace("text.tokens[:, rules.prompts.shape[1] :]", "text.tokens"),
         PENALTIES,
     ),
     Bug(
         "the presence penalty counts repetitions",
-        "decoding.constraints:constrain",
+        "decoding.constraints:_bias_tokens",
         Replace(
             "constraints.presence_penalty * (counts > 0)", "constraints.presence_penalty * counts"
         ),
@@ -122,7 +122,7 @@ BUGS = (
     ),
     Bug(
         "the only allowed tokens are the forbidden ones",
-        "decoding.constraints:constrain",
+        "decoding.constraints:_suppress_tokens",
         Replace(
             "jnp.where(_vocabulary_mask(constraints.allowed_tokens, scores), scores, -jnp.inf)",
             "jnp.where(_vocabulary_mask(constraints.allowed_tokens, scores), -jnp.inf, scores)",

@@ -161,7 +161,7 @@ BUGS = (
     Bug(
         "log-probabilities are not normalized again",
         "decoding.constraints:constrain",
-        Replace("constraints.renormalize_logits", "False"),
+        Replace("rules.constraints.renormalize_logits", "False"),
         "decoding/test_constraints.py::test_decoding_constraints_equal_python_reference",
     ),
     Bug(

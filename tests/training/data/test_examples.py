@@ -7,7 +7,7 @@ import pytest
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.chat.plain import PLAIN_TEMPLATE
-from jaxformer.artifacts.tokenizer import with_chat_template
+from jaxformer.artifacts.tokenizer_copies import with_chat_template
 from jaxformer.training.data.examples import (
     FORMS,
     encode_completion,

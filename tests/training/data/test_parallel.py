@@ -14,7 +14,8 @@ from tokenizers import models, normalizers, pre_tokenizers
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.artifacts.subwords import Subwords
-from jaxformer.artifacts.tokenizer import SpecialTokens, lowercased
+from jaxformer.artifacts.tokenizer import SpecialTokens
+from jaxformer.artifacts.tokenizer_copies import lowercased
 from jaxformer.models.config import EncoderDecoderConfig
 from jaxformer.training.config import PairTraining
 from jaxformer.training.data.pairs import read_pairs, split_pairs

@@ -149,6 +149,7 @@ def step(model):
     return jax.jit(lambda variables, token, cache: jf.extend(model, variables, token, cache))
 
 
+@pytest.mark.slow
 @each_model("encoder-decoder")
 @given(seed=tiny.seeds)
 def test_score_is_sum_of_stepwise_log_probabilities(name, seed):

@@ -46,6 +46,7 @@ def test_fill_returns_most_probable_tokens(variables, sequences, top_k):
         np.testing.assert_allclose(chosen, best, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_fill_in_several_batches_equals_fill_in_one_batch(variables, monkeypatch):
     """The batch size is given by the caller, or limited to 1 by the memory limit."""
     sequences = [[MASK, *range(n), MASK] for n in (3, 9, 1, 20, 5)]

@@ -125,6 +125,7 @@ def gpt2(tmp_path):
     return tmp_path / "model", model, variables
 
 
+@pytest.mark.slow
 def test_logits_of_a_loaded_flax_checkpoint_equal_those_before_the_export(gpt2):
     folder, model, variables = gpt2
     found = jf.load(folder)

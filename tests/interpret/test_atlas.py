@@ -198,6 +198,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", WRONG)
 def test_measuring_head_scores_raises_error_that_names_invalid_argument(message):
     model, variables, *_ = measured()

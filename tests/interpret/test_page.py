@@ -220,6 +220,7 @@ def test_explain_rejects_unknown_page_options(monkeypatch):
     assert page.mode == "captured" and "does not implement norm 'layer'" in page.reason
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
 @pytest.mark.parametrize(
     ("kind", "labels"),

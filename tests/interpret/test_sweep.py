@@ -145,6 +145,7 @@ def test_patching_results_do_not_depend_on_the_chunk_size(point):
         tiny.close(other, first)
 
 
+@pytest.mark.slow
 def test_patch_sweep_over_heads_reuses_outputs_of_layers_before_the_patch(monkeypatch):
     """Sweeps of points before the attention run the whole model."""
     model, variables, clean, corrupted = setup("decoder", 0)

@@ -85,6 +85,7 @@ def test_user_defined_sublayer_output_equals_numpy_reference(seed, segment_ids):
     tiny.close(seen["memory.hidden"][0], wanted, 1e-4, where=segment_ids != 0)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
 def test_cached_chunks_through_user_defined_sublayer_equal_one_pass(seed, segment_ids, chunks):
     own_stacks.chunks_equal_one_pass(model(), seed, segment_ids, chunks)
@@ -119,6 +120,7 @@ def test_generate_equals_greedy_choice_from_uncached_forward_passes():
         jf.extend(model(), variables, prompt, jf.init_cache(model(), variables, 2, 8))[1].rewind(1)
 
 
+@pytest.mark.slow
 def test_user_defined_sublayer_is_saved_by_name_and_loaded_with_its_class(tmp_path):
     """Without the class, and with one that has other fields, loading says what is missing."""
     own_stacks.a_saved_model_is_equal(tmp_path / "own", model(), [Memory])

@@ -33,6 +33,7 @@ def model():
     return with_own_values(CONFIG)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
 def test_cached_chunks_with_user_defined_functions_equal_one_forward_pass(
     seed, segment_ids, chunks
@@ -44,6 +45,7 @@ def test_dependencies_of_model_match_its_user_defined_masks():
     own_stacks.dependencies_are_the_rules(model())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", mostly_slow(["causal", "cached = full"], "cached = full"))
 def test_model_with_user_defined_functions_passes_verification(name):
     """Taint analysis reads the user's functions as it reads those of the library."""
@@ -81,6 +83,7 @@ def test_user_defined_functions_are_saved_by_name(tmp_path):
         assert said.endswith(f", as in jf.load(folder, layers=[{missing.__qualname__}])")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     mostly_slow(
@@ -145,6 +148,7 @@ def test_model_with_user_defined_functions_is_sharded_like_library_models():
     assert found == wanted
 
 
+@pytest.mark.slow
 def test_encoder_uses_user_defined_layers():
     """`encode` has the layers of a call; only BERT's transform is left out."""
     config = tiny.build(jf.EncoderConfig, transform=False).config

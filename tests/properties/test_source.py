@@ -38,6 +38,7 @@ def setup(name, seed):
     return model, tiny.weights(model, seed), tiny.tokens(seed, BATCH, tiny.LENGTH)
 
 
+@pytest.mark.slow
 @each_sourced
 @tiny.many
 @given(seed=tiny.seeds, padding=paddings)

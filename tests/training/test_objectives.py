@@ -114,6 +114,7 @@ def sequences(micro=3):
     return Sequences(batch.inputs, batch.weights.sum(-1).astype(np.int32))
 
 
+@pytest.mark.slow
 def test_micro_batches_do_not_change_gradient_of_user_defined_objective():
     """The objective's class handles neither micro-batches nor the scale of the gradient."""
     objective, one = SquaredLogits(), whole(sequences())

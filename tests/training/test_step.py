@@ -158,6 +158,7 @@ def test_training_step_donates_its_input_state():
     assert int(after.step) == 1
 
 
+@pytest.mark.slow
 def test_dropout_differs_from_step_to_step_and_repeats_with_the_seed():
     """Two states that differ only in the step have different dropout noise."""
     model = Decoder(DecoderConfig(**{**vars(CONFIG), "dropout": 0.5}))

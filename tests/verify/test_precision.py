@@ -33,6 +33,7 @@ def test_verification_of_bfloat16_model_equals_that_of_float32_model(kind):
         assert found.holds and found.detail == f"{twin.detail}; in float32", found
 
 
+@pytest.mark.slow
 def test_model_verification_states_the_dtype_of_each_check():
     half, single = subject(num_layers=1), subject("float32", num_layers=1)
     for name in ("deterministic", "loss floor", "finite in bfloat16"):

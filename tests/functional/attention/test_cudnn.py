@@ -146,6 +146,7 @@ def test_cudnn_cross_attention_to_padded_source_equals_unfused_attention(documen
     compare(context_of(All(), 3, 9), *arrays(3, 3, 9))
 
 
+@pytest.mark.slow
 def test_nan_in_masked_keys_and_values_does_not_propagate(documented):
     query, key, value = arrays(4, LENGTH)
     context = context_of(Causal() & Packed(), LENGTH, segment_ids=PACKED)

@@ -42,6 +42,7 @@ def test_captured_head_outputs_include_the_attention_gate():
     tiny.close(seen.captured["attention.output"][0], wanted)
 
 
+@pytest.mark.slow
 def test_cached_decoding_with_attention_gates_equals_one_pass():
     model = model_of()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, tiny.LENGTH)

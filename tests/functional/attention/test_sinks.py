@@ -140,6 +140,7 @@ def test_sinks_are_refused_by_fused_kernels_and_rejected_if_misshapen():
     assert said == "scores.sink has shape (3,); its last axis must be 4, the number of heads"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", mostly_slow(["explicit", "blockwise"], "blockwise"))
 def test_decoder_with_attention_sinks_in_chunks_equals_one_pass(attention):
     """Chunks of tokens over a cache give the logits of one pass."""

@@ -90,6 +90,7 @@ def test_splash_attention_with_padding_equals_unfused_attention(mask):
     compare(context_of(mask, 140, segment_ids=segment_ids), *arrays(2, 140))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "length, keys", mostly_slow([(12, 5), (5, 140), (128, 129), (3, 128)], (3, 128))
 )
@@ -219,6 +220,7 @@ def check_padding(mask, length, keys):
         assert not plan.mask()[slice(0, length), slice(column, column + 1)].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [*DENSE, SameParity()], ids=str)
 def test_splash_mask_without_segment_ids_hides_padding_for_any_sequence_length(mask):
     """Multiples of 128 also have padding, if they are not multiples of 256 or 512."""

@@ -42,6 +42,7 @@ def run(layer, weights, x):
     return block(weights, x, layer, Tokens.from_sequences(Inputs(x), Run(Execution()))).x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output_norm", [None, RMSNorm()])
 @pytest.mark.parametrize("position", ["pre", "post", "post_sublayer"])
 @given(seed=tiny.seeds)

@@ -85,6 +85,7 @@ def test_gated_short_convolution_equals_formula(form, seed, segment_ids):
     tiny.close(without, in_float64(layer, weights, x, np.ones((2, LENGTH), int)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", LAYERS)
 @given(seed=tiny.seeds, segment_ids=SEGMENTS, size=st.sampled_from([1, 2, 3, 4, 5]))
 def test_convolution_in_chunks_of_any_size_equals_one_pass(form, seed, segment_ids, size):
@@ -166,6 +167,7 @@ def test_generation_with_short_convolution_equals_uncached_passes(types):
     assert (cache.capacity is None) == (types == "short_convolution")
 
 
+@pytest.mark.slow
 def test_captured_values_contain_only_layers_that_have_the_hook_point():
     model = model_of(layer_types=("short_convolution", "attention"))
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, LENGTH)

@@ -118,6 +118,7 @@ def test_int8_kernels_are_not_converted_in_loops(rows):
     assert "s8[4096,256]" in carried and "f32[4096,256]" not in carried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_with_stacked_kernels_in_scan_and_vmap_equal_a_loop(kind):
     """Three layers, run by scan, by vmap and one at a time."""
@@ -195,6 +196,7 @@ def test_float32_results_are_not_rounded_to_the_operands_dtype(kind):
     np.testing.assert_allclose(y, float64(x) @ float64(matrix), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @given(seed=seeds, index=st.lists(st.integers(0, 6), min_size=1, max_size=4))
 def test_lookup_in_quantized_table_equals_row_of_dequantized_table(seed, index):
     """As an embedding lookup and, transposed, as an output head. An invalid index gives NaN."""

@@ -129,33 +129,29 @@ def our_ids(checkpoint, prompt, **options):
     return out.tokens[0, : out.lengths[0]].tolist()
 
 
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_stop_strings_end_a_text_as_in_transformers(prompt, pair):
+def test_stop_strings_end_a_text_as_in_transformers(pair):
     """Stop strings are substrings of the text that the model generates without stop strings.
 
     transformers also searches the names of special tokens, which are suppressed here, and the end
     of the prompt.
     """
     model, tokenizer, checkpoint = pair
-    special = tokenizer.get_added_vocab()
-    free = their_ids(model, tokenizer, prompt, suppress_tokens=[*special.values()])
-    text, compared = tokenizer.decode(free), 0
-    words = {text[start : start + n] for start in range(1, 12) for n in (1, 2, 3)}
+    special, ended = tokenizer.get_added_vocab(), 0
     rules = Constraints(suppress_tokens=tuple(special.values()))
-    for word in sorted(words):
-        if "\ufffd" in word or prompt.endswith(word[0]) or any(word in name for name in special):
-            continue
-        expected = their_ids(
-            model,
-            tokenizer,
-            prompt,
-            suppress_tokens=[*special.values()],
-            stop_strings=[word, "never"],
-        )
-        stop = jf.StopStrings(checkpoint.tokenizer, (word, "never"))
-        assert our_ids(checkpoint, prompt, stop_strings=stop, constraints=rules) == expected
-        compared += len(expected) < NEW
-    assert compared > 3 or len(set(free)) < 9  # Gemma's weights repeat a token
+    options = {"suppress_tokens": [*special.values()]}
+    for prompt in PROMPTS:
+        text = tokenizer.decode(their_ids(model, tokenizer, prompt, **options))
+        words = {text[start : start + n] for start in range(1, 12) for n in (1, 2, 3)}
+        for word in sorted(words - {""}):
+            hidden = "\ufffd" in word or any(word in name for name in special)
+            if hidden or prompt.endswith(word[0]):
+                continue
+            expected = their_ids(model, tokenizer, prompt, stop_strings=[word, "never"], **options)
+            stop = jf.StopStrings(checkpoint.tokenizer, (word, "never"))
+            found = our_ids(checkpoint, prompt, stop_strings=stop, constraints=rules)
+            assert found == expected, (prompt, word)
+            ended += len(expected) < NEW
+    assert ended  # how many is random: weights may repeat a token or write bytes that are no text
 
 
 class TheirGrammar(theirs.LogitsProcessor):

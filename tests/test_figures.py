@@ -309,6 +309,20 @@ def _answers() -> str:
     return f"{' '.join(lines)} The command with `--prompts` took {seconds:.0f} s"
 
 
+def _addition() -> str:
+    found = figures("addition-cpu")
+    first, last = found["grpo"][0], found["grpo"][-1]
+    steps = found["tuning"][-1]["step"]
+    return (
+        f"answers {first['held out']:.0%} of the held-out sums after {steps:,} "
+        f"steps on examples ({found['seconds of tuning']:.0f} s). In {last['step']} steps of GRPO "
+        f"({found['seconds of grpo']:.0f} s), the share of right answers grows from "
+        f"{first['practised']:.0%} to {last['practised']:.0%} on the practised sums. "
+        "On the held-out sums, which GRPO never sees, it does not grow: "
+        f"{first['held out']:.0%} before, {last['held out']:.0%} after"
+    )
+
+
 def _integers() -> str:
     found = figures("int8-cpu")
     same = [x["same_argmax"] for x in found]
@@ -361,6 +375,7 @@ SENTENCES = {  # a sentence of a page, computed from the record or the code
     "sources": ("docs/results.md", _sources),
     "many sequences": ("docs/results.md", _many_sequences),
     "answers": ("docs/results.md", _answers),
+    "addition": ("docs/tune.md", _addition),
     "int8": ("docs/troubleshooting.md", _integers),
     "memory of loading": ("docs/checkpoints.md", _memory_of_loading),
     "cost of taint": ("docs/certificates.md", _cost_of_taint),

@@ -32,7 +32,7 @@ from jaxformer.functional import (
 from jaxformer.runtime import tune_cpu_runtime
 
 LARGEST, HELD_OUT, SCORED, PRACTISED = 99, 0.5, 500, 256
-QUESTIONS, ANSWERS, NEW, EPOCHS, RATE, WARMUP = 64, 8, 8, 1, 1e-4, 10
+QUESTIONS, ANSWERS, NEW, RATE, WARMUP = 64, 8, 8, 1e-4, 10
 SEED = 0
 
 
@@ -86,8 +86,13 @@ def accuracy(model, params, tokenizer: Tokenizer, sums: list[Sum]) -> float:
     return float(np.mean([a == x.answer for a, x in zip(answers, sums, strict=True)]))
 
 
+def read_scores(folder: Path) -> list[dict]:
+    """Returns the metrics of a run's steps that have a held-out loss."""
+    return [x for x in RunFolder(folder).read_metrics() if "held_out_loss" in x]
+
+
 def tune(base: Path, sums: list[Sum], folder: Path, steps: int) -> list[dict]:
-    """Tunes the run on examples; returns the lines of metrics with a held-out loss."""
+    """Tunes the run on examples; returns its metrics with a held-out loss."""
     records = folder / "sums.jsonl"
     lines = ({"messages": [*x.messages, {"role": "assistant", "content": x.answer}]} for x in sums)
     records.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -95,7 +100,7 @@ def tune(base: Path, sums: list[Sum], folder: Path, steps: int) -> list[dict]:
     words += " --batch-size 16 --evaluation-records 400"
     command = ["train", records, "--init-from", base, "--out", folder / "tuned", *words.split()]
     assert jaxformer(list(map(str, command))) == 0
-    return [x for x in RunFolder(folder / "tuned").read_metrics() if "held_out_loss" in x]
+    return read_scores(folder / "tuned")
 
 
 class Attempts(NamedTuple):
@@ -139,23 +144,26 @@ def attempt(model, params, tokenizer: Tokenizer, sums: list[Sum], key) -> Attemp
 
 
 def make_update(model, optimizer):
-    """Returns two compiled functions: the log-probabilities of attempts, and one GRPO update."""
+    """Returns a compiled GRPO update.
 
-    def log_probs(params, tokens):
-        return token_log_probs(model.apply({"params": params}, tokens[:, :-1]), tokens[:, 1:])
+    The parameters that generated the answers are updated once. So the ratio of the probabilities is
+    1, and only its gradient matters.
+    """
 
     @jax.jit
-    def update(params, state, attempts, old):
+    def update(params, state, attempts):
         advantages = group_advantages(attempts.rewards).reshape(-1)
 
         def loss(params):
-            losses = clipped_policy_loss(log_probs(params, attempts.tokens), old, advantages)
-            return masked_mean(losses, attempts.mask)
+            logits = model.apply({"params": params}, attempts.tokens[:, :-1])
+            log_probs = token_log_probs(logits, attempts.tokens[:, 1:])
+            old = jax.lax.stop_gradient(log_probs)
+            return masked_mean(clipped_policy_loss(log_probs, old, advantages), attempts.mask)
 
         updates, state = optimizer.update(jax.grad(loss)(params), state)
         return optax.apply_updates(params, updates), state
 
-    return jax.jit(log_probs), update
+    return update
 
 
 def improve(model, params, tokenizer: Tokenizer, sums, held_out, steps: int) -> list[dict]:
@@ -163,7 +171,7 @@ def improve(model, params, tokenizer: Tokenizer, sums, held_out, steps: int) -> 
     # The first updates of Adam are large in every parameter, whatever the gradient is.
     rate = optax.warmup_constant_schedule(0.0, RATE, WARMUP)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
-    log_probs, update = make_update(model, optimizer)
+    update = make_update(model, optimizer)
     state, random = optimizer.init(params), np.random.default_rng(SEED)
     curve, begin = [], time.perf_counter()
     for step in range(steps + 1):
@@ -175,9 +183,7 @@ def improve(model, params, tokenizer: Tokenizer, sums, held_out, steps: int) -> 
             print(curve[-1], flush=True)
         chosen = [sums[i] for i in random.choice(len(sums), QUESTIONS, replace=False)]
         attempts = attempt(model, params, tokenizer, chosen, jax.random.key(step))
-        old = log_probs(params, attempts.tokens)
-        for _ in range(EPOCHS):
-            params, state = update(params, state, attempts, old)
+        params, state = update(params, state, attempts)
     return curve
 
 
@@ -229,6 +235,7 @@ def main():
         arguments.grpo_steps,
     )
     figures = {
+        "base": read_scores(arguments.base)[-1],
         "accuracy of the base": before,
         "tuning": metrics,
         "seconds of tuning": seconds,

@@ -211,7 +211,7 @@ def draw(figures: dict, path: Path) -> None:
 def main():
     parser = Parser(__doc__)
     parser.add_argument("base", type=Path, help="run to tune, such as runs/stdlib")
-    parser.add_argument("--steps", type=at_least(1), default=1000, help="steps on examples")
+    parser.add_argument("--steps", type=at_least(1), default=600, help="steps on examples")
     parser.add_argument("--grpo-steps", type=at_least(1), default=100, help="steps of GRPO")
     parser.add_argument("--picture", type=picture, default="addition.png")
     arguments = parser.parse_args()

@@ -11,11 +11,11 @@ use the same random weights, exported to a folder that transformers loads.
 The torch program is GPT2LMHeadModel in eval mode under inference_mode. A forward pre-hook on the
 output projection of an attention layer replaces outputs of heads. Each forward pass patches one
 site, as TransformerLens does, or a batch of sites of one layer. "Logits of the last position" means
-logits_to_keep=1, which skips most of the projection to logits. Torch patches a random sample of
-sites before and after jaxformer's sweep. The script multiplies the smaller of the two times per
-site by the number of sites in a sweep. The product estimates the time of a sweep in torch. The
-script also compares the effects that both libraries measure for the sampled sites. If other
-programs run on the machine, use --cores 1 and compare the processor times.
+logits_to_keep=1, which skips most of the projection to logits. The script times torch on a random
+sample of sites twice: before and after jaxformer's sweep. The script multiplies the smaller of the
+two times per site by the number of sites in a sweep. The product estimates the time of a sweep in
+torch. The script also compares the effects that both libraries measure for the sampled sites. If
+other programs run on the machine, use --cores 1 and compare the processor times.
 
 Result on two idle cores of a Xeon (results/patching-cpu.json): jaxformer takes 129 s, of which 13 s
 are compilation. Torch takes 7.0 times as long if it patches one site per forward pass, and 4.0

@@ -29,7 +29,7 @@ _SHOWN = {
     Part.COLLECTIVES: ("", "published links"),
 }
 _NOTE = """\
-Speeds are medians. Percentages relate them to the fastest round of the matrix product or of memory.
+Speeds are medians. Percentages compare them with the fastest matrix product, copy or read measured.
 FLOPs follow the formulas in jaxformer/models/flops.py: attention counts only visible keys,
 (length + 1) / 2 per query on average. Bytes are the minimum that a program must move: in decoding,
 the weights, and the keys and values of all tokens so far."""

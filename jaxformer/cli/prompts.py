@@ -209,7 +209,7 @@ def open_files(arguments: GenerateArguments) -> Files:
     """
     out = arguments.out
     if out is None or arguments.prompts is None:
-        raise ValueError("--prompts and --out belong together")
+        raise ValueError("--prompts and --out must be given together")
     check_out(out, ".jsonl")
     if out.exists():
         raise ValueError(f"{out} exists; choose another --out, or delete the file")

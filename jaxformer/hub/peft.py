@@ -6,7 +6,7 @@ B as lora_B.weight [outputs, r].
 
 transformers fuses some linear layers that jaxformer keeps separate. If adapters of rank r update n
 of the separate layers, the fused layer gets a single adapter of rank n r. The A of this adapter
-contains the n matrices A side by side, and its B is a block matrix of the n matrices B.
+contains the n matrices A side by side. Its B is block-diagonal: the blocks are the n matrices B.
 """
 
 from pathlib import Path

@@ -168,7 +168,7 @@ def atlas_over_checkpoints(
         scores.append(observed[0])
         losses.append(observed[1])
     if not steps:
-        raise ValueError("checkpoints are empty; there must be at least one")
+        raise ValueError("checkpoints has no item; pass at least one checkpoint")
     by_name = {name: np.stack([each[name] for each in scores]) for name in scores[0]}
     return AtlasHistory(np.array(steps), by_name, np.array(losses))
 

@@ -318,7 +318,7 @@ def checked_hooks(
                 )
         if entry.steps is not None and steps is None:
             raise ValueError(
-                f"patch {name!r} has steps, which only generate accepts; use positions instead"
+                f"patch {name!r} has steps, which only jf.generate accepts; use positions instead"
             )
         source_inputs = name.startswith("encoder.")
         limit, whose = (source_length, "source") if source_inputs else (length, "text")

@@ -32,7 +32,7 @@ class Marked(NamedTuple):
     Attributes:
         value: The array.
         marks: The inputs that may affect each element; None if no input affects the array.
-        bounds: Bounds of the elements that inputs affect, valid for all inputs; None if unknown.
+        bounds: Bounds on the marked elements, which hold for all inputs; None if unknown.
     """
 
     value: Any

@@ -167,7 +167,7 @@ def test_score_is_sum_of_stepwise_log_probabilities(name, seed):
 
 @each_model("lstm", "dilated cnn")
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
-def test_nan_in_padding_does_not_change_logits_and_gradients(name, seed, segment_ids):
+def test_nan_in_padding_changes_neither_logits_nor_gradients(name, seed, segment_ids):
     """NaN in padding leaves logits and gradients unchanged and finite; padding has gradient 0."""
     model, segment_ids = tiny.build(**MODELS[name]), jnp.asarray(segment_ids)
     variables, clean = tiny.weights(model, seed), tiny.embeddings(seed, *segment_ids.shape, 8)

@@ -301,7 +301,7 @@ WRONG = {
     r"size 3 on its token axis .*; this size must be 1 or 2, the number of positions": {
         "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 1, 3, 8)), [0, 1])}
     },
-    "'block.output' has steps, which only generate accepts": {
+    "'block.output' has steps, which only jf.generate accepts": {
         "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 1)), None, [0])}
     },
     "positions are 1.5; they must be a list of whole numbers": {

@@ -220,4 +220,4 @@ def test_head_scores_reject_invalid_settings_and_models_without_heads():
     }.items():
         settings = SETTINGS._replace(**change)
         assert message in error_of(head_atlas, model, variables, batch, settings)
-    assert "checkpoints are empty" in error_of(atlas_over_checkpoints, model, [], batch)
+    assert "checkpoints has no item" in error_of(atlas_over_checkpoints, model, [], batch)

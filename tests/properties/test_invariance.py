@@ -134,7 +134,7 @@ EXECUTIONS = [
 
 @pytest.mark.parametrize("execution", [PLAIN, EXECUTIONS[1]], ids=["explicit", "blockwise"])
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
-def test_nan_in_padding_does_not_change_loss_and_gradients(execution, seed, segment_ids):
+def test_nan_in_padding_changes_neither_loss_nor_gradients(execution, seed, segment_ids):
     """NaN in padding leaves loss and gradients unchanged; gradients for padding are 0."""
     model = tiny.build(**CONFIGS["llama"], **execution)
     variables, segment_ids = tiny.weights(model, seed), jnp.asarray(segment_ids)

@@ -110,7 +110,7 @@ def test_every_pair_is_read_once_per_epoch_with_its_scores():
                 np.testing.assert_allclose(found[real], reference[real], atol=1e-4)
 
 
-def test_iterator_continues_and_shares_are_the_whole():
+def test_restored_iterator_continues_and_shares_add_up_to_each_batch():
     _, examples, scores = setting()
     first, second = (PreferenceBatches(examples, scores, LENGTH, 2, 1) for _ in range(2))
     for _ in range(5):

@@ -181,5 +181,5 @@ class SpecialTokenBreaker:
 
 
 def _any(patterns: Iterable[str]) -> str:
-    """Returns a pattern for the longest of several texts, or one that never matches."""
+    """Returns a pattern that matches the longest pattern; without patterns, it never matches."""
     return "|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)"

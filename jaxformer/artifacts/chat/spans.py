@@ -109,7 +109,7 @@ class _Finder:
             ValueError: The place of the turn is not certain.
         """
         span = Span(self._start(index), self._end(index))
-        self._content_end(index)  # This also finds the places of a message that is marked alone.
+        self._content_end(index)  # Adds this message to `_content_ends`, if it is missing.
         own = any(span.start <= place <= span.end for place in self._content_ends[index])
         has_others = any(
             span.start < place <= span.end

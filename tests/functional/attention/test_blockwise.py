@@ -148,7 +148,7 @@ def test_attention_loop_skips_fully_masked_tiles(seed):
 
 
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(length=RAGGED))
-def test_nan_in_padding_does_not_change_outputs_and_gradients(seed, segment_ids):
+def test_nan_in_padding_changes_neither_outputs_nor_gradients(seed, segment_ids):
     """Outputs and gradients are bitwise equal to those without NaN, and finite."""
     run = looped(Causal() & Packed())
     places = TokenInfo(RAGGED, None, jnp.array([rules.read(ids)[0] for ids in segment_ids]))

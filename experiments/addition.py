@@ -202,7 +202,7 @@ def draw(figures: dict, path: Path) -> None:
     right.axhline(100 * figures["accuracy of the base"], color="gray", ls=":", label="base run")
     right.set(xlabel="steps", ylabel="right answers (%)", ylim=(-3, 103))
     right.set_title("practice by GRPO")
-    right.legend()
+    right.legend(loc="upper left")
     for axes in (left, right):
         axes.grid(alpha=0.2)
     figure.savefig(path, dpi=110)

@@ -313,13 +313,14 @@ def _addition() -> str:
     found = figures("addition-cpu")
     first, last = found["grpo"][0], found["grpo"][-1]
     steps = found["tuning"][-1]["step"]
+    assert found["base"]["step"] == figures("stdlib-cpu")["step"], "this is not the default run"
     return (
         f"answers {first['held out']:.0%} of the held-out sums after {steps:,} "
         f"steps on examples ({found['seconds of tuning']:.0f} s). In {last['step']} steps of GRPO "
         f"({found['seconds of grpo']:.0f} s), the share of right answers grows from "
         f"{first['practised']:.0%} to {last['practised']:.0%} on the practised sums. "
-        "On the held-out sums, which GRPO never sees, it does not grow: "
-        f"{first['held out']:.0%} before, {last['held out']:.0%} after"
+        "On the held-out sums, which GRPO never sees, it falls from "
+        f"{first['held out']:.0%} to {last['held out']:.0%}"
     )
 
 

@@ -127,7 +127,7 @@ def main():
     )
     arguments = parser.parse_args()
     if not 0.01 <= arguments.gigabytes <= 1000:
-        raise ValueError(f"--gigabytes is {arguments.gigabytes}; it must be in 0.01 … 1000")
+        raise ValueError(f"--gigabytes is {arguments.gigabytes}; it must be between 0.01 and 1000")
     folder = Path(tempfile.mkdtemp(dir=arguments.folder))
     try:
         sizes, peaks = {}, {}

@@ -41,8 +41,8 @@ MODELS = {
     ),
 }
 # These peak learning rates gave the best results in 300 steps, among rates that differ by factors
-# of two. For the LSTM and the CNN, the largest learning rate that was tried is the best. For the
-# RNN and the Transformer, half of the largest learning rate that was tried is the best.
+# of two. The largest rate was the best for the LSTM and the CNN, and half of it for the RNN and
+# the Transformer.
 PEAKS = {"RNN": 4e-3, "LSTM": 1.6e-2, "causal CNN": 8e-3, "Transformer": 4e-3}
 
 

@@ -257,7 +257,7 @@ def _units(pattern: str) -> list[str]:
     # Each open group of the pattern is a list of alternatives, and each alternative is a list of
     # atoms.
     groups: list[list[list[str]]] = [[[]]]
-    # For each open group, `is_look` contains whether the group is a look-around.
+    # For each open group, `is_look` says whether the group is a look-around.
     is_look: list[bool] = []
     units: list[str] = []
     for atom in _ATOM.finditer(pattern):

@@ -118,7 +118,7 @@ def _token_table(stop: StopStrings, vocab_size: int) -> Int[np.ndarray, "states 
     after_byte = stop._automaton
     words = stop.tokenizer.vocabulary_bytes[:vocab_size]
     table = np.repeat(np.arange(len(after_byte), dtype=np.int16)[:, None], vocab_size, axis=1)
-    # The longest tokens come first, so that the tokens with an n-th byte are a slice.
+    # The longest tokens come first, so that the tokens of at least n bytes are a slice.
     order = sorted(range(len(words)), key=lambda token: -len(words[token]))
     lengths = np.array([len(words[token]) for token in order])
     after = table[:, : len(words)].copy()

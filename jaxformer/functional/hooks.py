@@ -2,8 +2,8 @@
 
 The functions of this package call `hook(name, value)` and continue with the returned value, which
 usually is `value` itself. The `HookPoints` object of a forward pass applies patches, constrains the
-sharding of each value, and stores the values to capture. The object does not outlive a trace, so a
-model with captures and patches is still one compiled function.
+sharding of each value, and stores the values to capture. The object exists only during a trace, so
+jit compiles a model with captures and patches to one function.
 
 The second-to-last axis of every value at a hook point is the token axis.
 """

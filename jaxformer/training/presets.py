@@ -246,8 +246,8 @@ def record_training(
     if type(training) is not TextTraining:
         kind = configs.architecture_name(training.model)
         raise ValueError(
-            "the records have prompts with answers, which tune models that continue a text; the "
-            f"model is of the architecture {kind}"
+            "the records have prompts with answers, but only models that continue a text can be "
+            f"tuned on them; the model is of the architecture {kind}"
         )
     shared = {field.name: getattr(training, field.name) for field in fields(TrainingConfig)}
     if not has_preferences:

@@ -47,7 +47,7 @@ def test_fill_returns_most_probable_tokens(variables, sequences, top_k):
 
 
 @pytest.mark.slow
-def test_fill_in_several_batches_equals_fill_in_one_batch(variables, monkeypatch):
+def test_filling_several_batches_equals_filling_one_batch(variables, monkeypatch):
     """The batch size is given by the caller, or limited to 1 by the memory limit."""
     sequences = [[MASK, *range(n), MASK] for n in (3, 9, 1, 20, 5)]
     at_once = fill(MODEL, variables, sequences, MASK, 2)

@@ -176,7 +176,7 @@ def shapes(model):
     return jax.tree.map(lambda x: np.zeros(x.shape, np.float32), tiny.shapes(model))
 
 
-def test_gguf_export_requires_a_tokenizer_and_rejects_windows_and_existing_paths(tmp_path):
+def test_gguf_export_rejects_a_missing_tokenizer_sliding_windows_and_existing_paths(tmp_path):
     """A missing tokenizer, a model with windows, or an existing path raises ValueError."""
     model = tiny.build(**{**MODELS["llama"], **SIZES})
     variables = tiny.weights(model, 0)

@@ -278,8 +278,8 @@ def _unsupported(context: Context) -> str | None:
         return "the kernel does not support cached or explicit positions"
     if context.queries.positions is not None and not by_distance:
         return (
-            "the kernel supports positions within documents only if the mask depends only on the "
-            "distances between tokens"
+            "the kernel supports positions that begin anew in each document only if the mask is a "
+            "function of the distances between tokens"
         )
     is_self = context.queries.length == context.keys.length
     if is_packed(context) and not is_self:

@@ -242,7 +242,7 @@ def encode_text(tokenizer: Tokenizer, text: Any) -> Example:
         ValueError: The text is empty or has another type.
     """
     if not isinstance(text, str) or not text:
-        raise ValueError(f"the text is {text!r:.60}; it must be a text that is not empty")
+        raise ValueError(f"the text is {text!r:.60}; it must be a non-empty string")
     (ids,) = tokenizer.encode_many([text])
     ids = [*tokenizer.text_opening, *ids, *_ending(tokenizer)]
     return Example(ids, _after(0, len(ids)))

@@ -34,7 +34,7 @@ from jaxformer.training.screen import Screen
 
 # A sample has the answers to this many held-out prompts.
 SAMPLES = 5
-# A sample shows the end of a prompt with at most this many characters.
+# A sample shows at most this many characters of a prompt: the last ones.
 _SHOWN = 200
 
 

@@ -127,7 +127,7 @@ def test_tojson_keeps_key_order_and_does_not_escape():
     )
 
 
-def test_statements_leave_no_blank_lines_and_loops_can_be_left():
+def test_statements_write_no_blank_lines_and_break_ends_a_loop():
     source = (
         "{% for x in [1, 2, 3] %}\n  {% if x == 2 %}\n{% break %}{% endif %}\n{{ x }}\n{% endfor %}"
     )

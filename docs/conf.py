@@ -17,9 +17,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from docutils import nodes
+from latex2mathml.converter import convert
 from sphinx.addnodes import download_reference
 from sphinx.application import Sphinx
 from sphinx.util.logging import getLogger
+from sphinx.writers.html5 import HTML5Translator
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -33,6 +35,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 include_patterns = ["*.md", "docs/*.md", "docs/api/*.md", "experiments/*.md", "tests/*.md"]
 exclude_patterns = [".*", "build", "jaxformer", "runs"]
 myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
 # Code blocks without a language contain formulas.
 highlight_language = "text"
 # Sphinx must not convert straight quotes, because many quoted words are arguments.
@@ -41,6 +44,8 @@ nitpicky = True
 # References to types are not checked, because most of these types belong to other packages.
 nitpick_ignore_regex = [("py:(class|data|exc)", ".*")]
 
+# `setup` registers this renderer, which needs neither scripts nor a network.
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
@@ -102,6 +107,20 @@ def link_files(app: Sphinx, doctree: nodes.document) -> None:
         node.replace_self(nodes.reference("", "", *node.children, refuri=node["reftarget"]))
 
 
+def write_formula(writer: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
+    """Writes a formula as MathML, which browsers typeset.
+
+    Args:
+        writer: The writer of the page.
+        node: The formula, in LaTeX.
+    """
+    is_block = isinstance(node, nodes.math_block)
+    formula = convert(node.astext(), display="block" if is_block else "inline")
+    # A wide formula scrolls on a narrow screen.
+    writer.body.append(f'<div class="formula">{formula}</div>' if is_block else formula)
+    raise nodes.SkipNode
+
+
 def finish(app: Sphinx, error: Exception | None) -> None:
     """Copies the start page to index.html, which browsers and servers open, and checks the site."""
     if error is None:
@@ -135,6 +154,8 @@ def problems(page: Path) -> list[str]:
 def setup(app: Sphinx) -> None:
     """Writes the pages of the reference and connects the functions to the events of the build."""
     reference.write_pages(DOCS / "api")
+    renderers = (write_formula, None)
+    app.add_html_math_renderer("mathml", renderers, renderers)
     app.connect("source-read", add_navigation)
     # Because of its priority, `link_files` runs before Sphinx copies downloads.
     app.connect("doctree-read", link_files, priority=400)

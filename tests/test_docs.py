@@ -1,5 +1,6 @@
 """Pages show the actual output of their code, and their links and pictures exist."""
 
+import ast
 import importlib.util
 import inspect
 import json
@@ -10,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxformer import functional
 from jaxformer.functional.attention import tokamax
+from jaxformer.functional.cache import slots
 
 FOLDER = Path(__file__).parents[1] / "docs"
 
@@ -51,6 +54,33 @@ def without_tokamax(monkeypatch):
 def test_docs_page_shows_the_output_of_its_code(name):
     page = FOLDER / name
     assert script("run").refreshed(page) == page.read_text()
+
+
+def without_types(code):
+    """Returns the syntax tree of functions without docstrings, annotations and decorators."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            node.decorator_list, node.returns = [], None
+            if ast.get_docstring(node):
+                del node.body[0]
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+    return tree
+
+
+def test_definitions_on_lesson_pages_equal_the_source_of_the_library():
+    """A ```py block shows functions of the library, each with at most ten lines."""
+    shown = {}
+    for name in (x for x in PAGES if x.startswith("lecture")):
+        for block in re.findall(r"```py\n(.*?)```", (FOLDER / name).read_text(), re.DOTALL):
+            shown |= {node.name: node for node in ast.parse(block).body}
+    assert {"explicit_attention", "layer_norm", "transformer_block"} <= shown.keys()
+    for name, node in shown.items():
+        function = getattr(functional, name, None) or getattr(slots, name)
+        (source,) = without_types(inspect.getsource(inspect.unwrap(function))).body
+        assert ast.dump(node) == ast.dump(source), name
+        assert node.end_lineno - node.lineno < 10, name
 
 
 @pytest.mark.parametrize("name", PAGES)

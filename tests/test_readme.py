@@ -11,7 +11,7 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
-from jaxformer.functional.attention.formula import attention
+from jaxformer.functional import explicit_attention
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -38,7 +38,7 @@ def test_python_code_in_the_readme_runs(tmp_path, capsys):
 
 def test_attention_code_in_readme_equals_the_source():
     (block,) = re.findall(r"```py\n(.*?)```", README, re.DOTALL)
-    code = ast.parse(inspect.getsource(attention))
+    code = ast.parse(inspect.getsource(explicit_attention))
     del code.body[0].body[0]  # the docstring
     assert ast.dump(ast.parse(block)) == ast.dump(code)
 

@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from operator import index
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import numpy as np
 from jaxtyping import Float, Shaped, jaxtyped
+
+from jaxformer.terminal import did_you_mean
 
 _ArrayHint = type(Float[Any, ""])
 _ARRAY: Any = Shaped[Any, "..."]
@@ -18,6 +20,22 @@ _ALSO: dict[Any, tuple[Any, ...]] = {
     float: (Real, Shaped[Any, ""]),  # A traced number is a scalar array.
     int: _WHOLE,
     bool: (bool, np.bool_),
+}
+# Names of arguments in the lecture notes and in other libraries, and jaxformer's names.
+_OTHER_NAMES = {
+    **dict.fromkeys(("gamma", "weight"), "scale"),
+    "beta": "bias",
+    **dict.fromkeys(("eps", "variance_epsilon"), "epsilon"),
+    **dict.fromkeys(("attn_mask", "attention_mask"), "mask"),
+    **dict.fromkeys(("q", "Q"), "query"),
+    **dict.fromkeys(("k", "K"), "key"),
+    **dict.fromkeys(("v", "V"), "value"),
+    **dict.fromkeys(("heads", "n_heads", "num_attention_heads"), "num_heads"),
+    **dict.fromkeys(("act", "activation_function", "nonlinearity"), "activation"),
+    **dict.fromkeys(("params", "parameters", "w"), "weights"),
+    **dict.fromkeys(("inputs", "hidden_states"), "x"),
+    **dict.fromkeys(("encoded", "memory", "encoder_hidden_states"), "source"),
+    "labels": "targets",
 }
 _WORDS = {float: "a number", int: "a whole number", bool: "True or False", str: "a word"}
 
@@ -47,13 +65,15 @@ def _checked(check: Callable[..., None] | None, function: Callable[..., Any]) ->
         name: _alternatives(parameter.annotation)
         for name, parameter in signature.parameters.items()
         if parameter.annotation not in (parameter.empty, Any)
-        # Arguments that are weights or functions are checked only by `check`.
-        and not {get_origin(x) for x in _members(parameter.annotation)} & {Mapping, Callable}
+        # Arguments that are weights, functions, choices or tuples are checked only by `check`.
+        and not {get_origin(x) for x in _members(parameter.annotation)}
+        & {Mapping, Callable, Literal, tuple}
     }
     accepted = {name: _types(alternatives) for name, alternatives in hints.items()}
 
     @functools.wraps(function)
     def checked(*arguments: Any, **named: Any) -> Any:
+        check_names(function.__name__, named, signature.parameters)
         bound, fitting = signature.bind(*arguments, **named), []
         values = bound.arguments
         with jaxtyped("context"):
@@ -62,7 +82,7 @@ def _checked(check: Callable[..., None] | None, function: Callable[..., Any]) ->
                 is_flag = isinstance(value, bool) and bool not in types
                 if is_flag or not isinstance(value, types):
                     raise _refusal(name, value, hints[name], fitting)
-                if isinstance(hints[name][0], _ArrayHint) and value is not None:
+                if isinstance(hints[name][0], _ArrayHint) and _is_array(value):
                     fitting.append(f"{name} {_form(value)} as {_words(hints[name][0])}")
         if check is not None:
             bound.apply_defaults()
@@ -70,6 +90,23 @@ def _checked(check: Callable[..., None] | None, function: Callable[..., Any]) ->
         return function(*arguments, **named)
 
     return checked
+
+
+def check_names(function: str, given: Collection[str], accepted: Collection[str]) -> None:
+    """Raises TypeError if a function does not have an argument; the error names the nearest one.
+
+    Args:
+        function: the name of the function.
+        given: the names of the arguments of a call.
+        accepted: the names of the parameters of the function.
+    """
+    for name in given:
+        if name not in accepted:
+            nearest = _OTHER_NAMES.get(name)
+            if nearest in accepted:
+                raise TypeError(f"{function}: `{name}` is called `{nearest}` here")
+            hint = did_you_mean(name, accepted) or f"; it accepts {', '.join(accepted)}"
+            raise TypeError(f"{function} has no argument `{name}`{hint}")
 
 
 def check_choice(name: str, value: object, accepted: Collection[str]) -> None:

@@ -1,19 +1,22 @@
 """Embeddings, which convert token ids or float features to vectors."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 
+from jaxformer.functional.arguments import checks_arguments
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.hooks import HookPoints
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.linear.kernels import Int8Table
-from jaxformer.functional.placement import Placement
+from jaxformer.functional.placement import OneDevice, Placement
 from jaxformer.functional.positions import sinusoidal_positions
 from jaxformer.functional.symbolic import nan_if_longer
 from jaxformer.functional.trees import Weights
@@ -64,6 +67,59 @@ def _look_up(
         return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
 
     return placement.look_up(take, index, table.shape[0], dtype)
+
+
+def _check_positions(x: Float[Array, "*batch length dim"], positions: Any) -> None:
+    """Raises ValueError if position vectors do not fit x."""
+    if positions is None or callable(positions):
+        return
+    length, dim = x.shape[-2:]
+    shape = getattr(positions, "shape", None)
+    if shape is None:
+        raise TypeError(
+            f"positions is a {type(positions).__name__}; it must be an array or a function"
+        )
+    if len(shape) != 2 or shape[0] < length or shape[1] != dim:
+        raise ValueError(
+            f"positions has shape {shape}; it must be [at least {length}, {dim}] for x {x.shape}"
+        )
+
+
+@checks_arguments()
+def embed(
+    table: Float[Array, "words dim"], tokens: Int[Array, "*batch length"]
+) -> Float[Array, "*batch length dim"]:
+    """Looks up the vectors e_i of token ids; the vector of an id outside the table is NaN."""
+    return _look_up(table, jnp.asarray(tokens), table.dtype, OneDevice())
+
+
+@checks_arguments(_check_positions)
+def encode_positions(
+    x: Float[Array, "*batch length dim"],
+    positions: Float[Array, "..."]
+    | Callable[[Int[Array, " length"], int], Float[Array, "length dim"]]
+    | None = None,
+) -> Float[Array, "*batch length dim"]:
+    """Adds position vectors to token vectors: e_i + p_i at each position i.
+
+    Args:
+        x: the token vectors e.
+        positions: the position vectors p [at least length, dim]; or a function of the positions
+            and `dim` that returns them; by default `sinusoidal_positions`.
+
+    Raises:
+        ValueError: The position vectors do not fit x.
+
+    Reference:
+        Notes, lecture 10 §5.
+    """
+    length, dim = x.shape[-2:]
+    if positions is None:
+        positions = sinusoidal_positions
+    if callable(positions):
+        positions = positions(jnp.arange(length), dim)
+        _check_positions(x, positions)
+    return x + positions[:length].astype(x.dtype)
 
 
 def without_padding(

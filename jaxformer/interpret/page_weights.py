@@ -25,7 +25,7 @@ MOST_EXACT = 1_500_000
 # The config values that `page/model.js` implements. For other models, the page shows numbers that
 # JAX computed.
 _KNOWN = {
-    "activation": "relu gelu gelu_tanh silu squared_relu swiglu geglu geglu_tanh",
+    "activation": ("relu gelu gelu_tanh silu squared_relu sigmoid tanh swiglu geglu geglu_tanh"),
     "norm": "layer rms rms_one_plus none",
     "norm_position": "pre post post_sublayer sandwich",
     "parallel_block": "none separate_norms shared_norm",

@@ -12,8 +12,10 @@ from jaxformer import functional
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.inputs import Inputs, Run
 from jaxformer.functional.layers.feedforward import init_feed_forward
+from jaxformer.functional.layers.recurrent import CELLS, init_recurrent_layer
 from jaxformer.functional.tokens import Tokens
 from jaxformer.models.builders.transformers import build_stack
+from jaxformer.models.parameters import init
 from tests.properties import tiny
 
 KEY = jax.random.key(0)
@@ -26,6 +28,8 @@ LAYER = STACK.layers[0]
 TOKENS = Tokens.from_sequences(Inputs(X), Run(jf.Execution()))
 FEED = init_feed_forward(KEY, 4, 6, "swiglu")
 BLOCK = jax.tree.map(lambda x: x[0], STACK.init(KEY))
+RNN, LSTM = (init_recurrent_layer(KEY, cell, 4, 6) for cell in CELLS.values())
+PARAMS = init(jf.Decoder(CONFIG), KEY)["params"]
 ONE = jnp.zeros(2, jnp.float32)  # one number for each of two answers
 EACH = jnp.zeros((2, 3), jnp.float32)  # one number for each token
 WRONG_ONE = [ONE.astype(int), jnp.zeros(3, jnp.float32), "x"]
@@ -59,6 +63,21 @@ GOOD = {
     "feed_forward": {"weights": FEED, "x": X, "activation": "swiglu"},
     "layer_norm": {"x": X, "scale": jnp.ones(4, jnp.float32)},
     "rms_norm": {"x": X, "scale": jnp.ones(4, jnp.float32)},
+    "scaled_dot_product_attention": {"query": HEADS, "key": HEADS, "value": HEADS},
+    "multi_head_attention": {"weights": BLOCK["attention"], "x": X, "num_heads": 2},
+    "self_attention": {"weights": BLOCK["attention"], "x": X},
+    "cross_attention": {"weights": BLOCK["attention"], "x": X, "source": X},
+    "kv_cache": {"key": X, "value": X, "cache": (X, X)},
+    "embed": {"table": jnp.ones((5, 4), jnp.float32), "tokens": IDS},
+    "encode_positions": {"x": X},
+    "causal_convolution": {"weights": {"kernel": jnp.ones((8, 4), jnp.float32)}, "x": X},
+    "rnn": {"weights": RNN, "x": X},
+    "rnn_cell": {"weights": RNN, "x": X, "hidden": jnp.ones((2, 3, 6), jnp.float32)},
+    "lstm": {"weights": LSTM, "x": X},
+    "lstm_cell": {"weights": LSTM, "x": X, "state": (jnp.ones((2, 3, 6), jnp.float32),) * 2},
+    "transformer_block": {"weights": BLOCK, "x": X, "num_heads": 2},
+    "decoder": {"weights": PARAMS, "tokens": IDS, "num_heads": 2},
+    "greedy_decode": {"next_logits": lambda tokens: X, "tokens": IDS, "num_tokens": 0},
     "rotary": {"x": HEADS, "positions": jnp.arange(3)},
     "sinusoidal_positions": {"positions": jnp.arange(3), "dim": 4},
     "Prefix": {"length": 2},
@@ -110,20 +129,98 @@ WRONG = {
         "query": [HEADS[0, 0, 0], HEADS[:1], HEADS[..., :3], HEADS.astype(int), [[1.0]]],
         "key": [HEADS[..., :3], HEADS[0]],
         "value": [HEADS[:, :, :2], None],
-        "mask": [jnp.ones((3, 4), bool), jnp.ones((3, 3)), jnp.ones((5, 3, 3), bool), "causal"],
+        "mask": [
+            jnp.ones((3, 4), bool),
+            jnp.full((3, 3), 0.5),
+            jnp.ones((5, 3, 3), bool),
+            "causal",
+        ],
         "query_info": [TokenInfo(4), 3, TokenInfo(3, jnp.arange(2))],
         "key_info": [TokenInfo(2), TokenInfo(3, None, jnp.ones((2, 4), int))],
         "scores": [1.0],
         "implementation": ["flash", None],
     },
+    "scaled_dot_product_attention": {
+        "query": [HEADS[..., :3], HEADS.astype(int)],
+        "key": [HEADS[..., :3], HEADS[0]],
+        "value": [HEADS[:, :, :2], None],
+        "mask": [jnp.ones((3, 4), bool), "causal"],
+        "scale": ["small"],
+    },
+    "multi_head_attention": {
+        "weights": [{}, None, FEED, {**BLOCK["attention"], "output": FEED["down"]}],
+        "x": [X[..., :3], X.astype(int)],
+        "mask": [jnp.ones((3, 4), bool), "causal"],
+        "num_heads": [0, 3, 2.5],
+        "source": [X[..., :3], "x"],
+        "scale": ["small"],
+    },
+    "self_attention": {
+        "weights": [{}, None, FEED],
+        "x": [X[..., :3], X.astype(int)],
+        "mask": [jnp.ones((3, 4), bool), "causal"],
+        "scale": ["small"],
+    },
+    "cross_attention": {
+        "weights": [{}, None, FEED],
+        "x": [X[..., :3], X.astype(int)],
+        "source": [X[..., :3], "x"],
+        "mask": [jnp.ones((3, 4), bool), "causal"],
+        "scale": ["small"],
+    },
+    "kv_cache": {
+        "key": [X[:1], X[..., :3], IDS],
+        "value": [X[:, :2], X[..., :3], None],
+        "cache": [X, (X,), (X[:1], X[:1])],
+    },
+    "embed": {"table": [X, IDS, None], "tokens": [X, "one"]},
+    "encode_positions": {"x": [IDS, 1.0], "positions": [X, jnp.ones((2, 4)), "learned"]},
+    "causal_convolution": {
+        "weights": [{}, None, {"kernel": jnp.ones((7, 4))}],
+        "x": [X[..., :3], IDS],
+        "dilation": [0, 1.5],
+    },
+    "rnn": {"weights": [{}, None, LSTM, FEED], "x": [X[..., :3], IDS]},
+    "lstm": {"weights": [{}, None, RNN, FEED], "x": [X[..., :3], IDS]},
+    "rnn_cell": {
+        "weights": [{}, None, LSTM],
+        "x": [X[..., :3], IDS],
+        "hidden": [X, None],
+    },
+    "lstm_cell": {
+        "weights": [{}, None, RNN],
+        "x": [X[..., :3], IDS],
+        "state": [X, (X, X), None],
+    },
+    "transformer_block": {
+        "weights": [{}, None, FEED],
+        "x": [X[..., :3], IDS],
+        "mask": [jnp.ones((3, 4), bool), "causal"],
+        "num_heads": [0, 3],
+        "activation": ["sigmoidal"],
+        "norm": ["layer"],
+        "norm_position": ["sandwich"],
+    },
+    "decoder": {
+        "weights": [{}, None, BLOCK],
+        "tokens": [X, "one"],
+        "mask": [jnp.ones((3, 4), bool), "causal"],
+        "num_heads": [0, 3],
+        "activation": ["sigmoidal"],
+    },
+    "greedy_decode": {
+        "next_logits": [None, X],
+        "tokens": [X, IDS[:, :0]],
+        "num_tokens": [-1, 2.5],
+    },
     "feed_forward": {
         "weights": [{}, None, {"up": FEED["up"]}, {**FEED, "down": FEED["up"]}],
         "x": [X[..., :3], X.astype(int), 2],
-        "activation": ["sigmoid", None],
+        "activation": ["sigmoidal", None],
     },
     "layer_norm": {
         "x": [X[..., :3], X.astype(int), 1.0, [1.0]],
-        "scale": [jnp.ones(3, jnp.float32), jnp.ones((2, 4), jnp.float32), 1.0],
+        "scale": [jnp.ones(3, jnp.float32), jnp.ones((2, 4), jnp.float32), "one"],
         "bias": [jnp.ones(1, jnp.float32)],
         "epsilon": ["small", None],
     },
@@ -151,10 +248,9 @@ CLASSES = {name for name in functional.__all__ if name[0].isupper()}
 
 def test_invalid_arguments_of_every_public_function_are_tested():
     assert set(functional.__all__) == GOOD.keys() | WITHOUT_ARGUMENTS | CLASSES | {
-        "linear",
-        "init_linear",
-        "split_heads",
-        "merge_heads",
+        *("linear", "split_heads", "merge_heads", "softmax", "sigmoid", "activate"),
+        *("add_residual", "norm_before", "norm_after", "explicit_attention", "convolution"),
+        *("init_linear", "init_feed_forward", "init_recurrent_layer", "init_transformer_block"),
     }
     for name, changes in WRONG.items():
         parameters = inspect.signature(getattr(functional, name)).parameters
@@ -172,7 +268,7 @@ def test_public_functions_raise_errors_that_name_invalid_arguments(name, argumen
         with pytest.raises((ValueError, TypeError)) as caught:
             jax.eval_shape(lambda value=value: function(**{**GOOD[name], argument: value}))
         own = {"x": "x|weights|scale|dim", "hidden": "hidden|kernel", "query": "query|key"}
-        own |= {"logits": "logits|targets", "weights": "weights", "config": "config"}
+        own |= {"logits": "logits|targets", "source": "source|weights"}
         assert caught.type in (ValueError, TypeError), value
         assert "\n" not in str(caught.value)
         assert caught.match(rf"\b({own.get(argument, argument)})\b"), value

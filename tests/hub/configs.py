@@ -25,7 +25,7 @@ VALUES = {
     "head_dim": (2, 4, 6),
     "mlp_dim": (24,),
     "activation": (
-        *("relu", "gelu", "gelu_tanh", "silu", "squared_relu"),
+        *("relu", "gelu", "gelu_tanh", "silu", "squared_relu", "sigmoid", "tanh"),
         *("swiglu", "geglu", "geglu_tanh", "clipped_swiglu"),
     ),
     "num_experts": (0, 3, (0, 3), (3, 3, 0)),

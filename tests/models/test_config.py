@@ -22,7 +22,7 @@ WRONG = {
     "head_dim is 0": {"head_dim": 0},
     "mlp_dim is 0": {"mlp_dim": 0},
     "window is 0": {"window": 0},
-    "activation is 'tanh'": {"activation": "tanh"},
+    "activation is 'softplus'": {"activation": "softplus"},
     "norm is 'batch'": {"norm": "batch"},
     "norm_position is 'both'": {"norm_position": "both"},
     "positions is 'absolute'": {"positions": "absolute"},

@@ -147,6 +147,8 @@ ACTIVATIONS = {
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "silu": lambda x: x / (1 + np.exp(-x)),
     "squared_relu": lambda x: np.where(x > 0, x * x, 0.0),
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
 }
 GATES = {
     "swiglu": ACTIVATIONS["silu"],

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Float, Shaped
 
 from jaxformer.functional.arguments import check_choice, checks_arguments
 from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.context import Context
-from jaxformer.functional.attention.masks import All, DenseMask, Mask
+from jaxformer.functional.attention.masks import All, DenseMask, Mask, as_booleans
 from jaxformer.functional.attention.platforms import fused_kernels, implementation_here
 from jaxformer.functional.attention.scores import DenseBias, Scores
 from jaxformer.functional.attention.token_info import TokenInfo
@@ -24,7 +24,7 @@ def dot_product_attention(
     query: Float[Array, "*batch_and_heads queries head_dim"],
     key: Float[Array, "*batch_and_kv_heads keys head_dim"],
     value: Float[Array, "*batch_and_kv_heads keys value_dim"],
-    mask: Mask | Bool[Array, "*mask_batch_and_heads queries keys"] | None = None,
+    mask: Mask | Shaped[Array | np.ndarray, "*mask_batch_and_heads queries keys"] | None = None,
     *,
     query_info: TokenInfo | None = None,
     key_info: TokenInfo | None = None,
@@ -42,8 +42,9 @@ def dot_product_attention(
             kv_heads.
         value: shaped like `key`, except for the size of the last axis.
         mask: which keys each query attends to; all keys if None. A `Mask` is evaluated for the
-            positions and documents in `query_info` and `key_info`. A bool array is [*batch,
-            queries, keys] or, with as many axes as the query, [*batch, heads or 1, queries, keys].
+            positions and documents in `query_info` and `key_info`. An array of booleans, or of 0
+            and 1, is [*batch, queries, keys] or, with as many axes as the query, [*batch, heads or
+            1, queries, keys].
         query_info: positions and documents of the queries; defaults to positions 0, 1, 2, … in one
             document.
         key_info: positions and documents of the keys. Padding is never attended to.
@@ -80,6 +81,30 @@ def dot_product_attention(
     )
     output = _with_mask(query, key, value, mask, context, hook)
     return output[0] if is_single else output
+
+
+@checks_arguments()
+def scaled_dot_product_attention(
+    query: Float[Array, "*batch_and_heads queries head_dim"],
+    key: Float[Array, "*batch_and_kv_heads keys head_dim"],
+    value: Float[Array, "*batch_and_kv_heads keys value_dim"],
+    mask: Mask | Shaped[Array | np.ndarray, "*mask_batch_and_heads queries keys"] | None = None,
+    *,
+    scale: float | None = None,
+) -> Float[Array, "*batch_and_heads queries value_dim"]:
+    """Computes softmax(Q Kᵀ · scale) V over the keys that the mask allows.
+
+    Args:
+        query: see `dot_product_attention`, which has further options.
+        key: see `dot_product_attention`.
+        value: see `dot_product_attention`.
+        mask: see `dot_product_attention`.
+        scale: the factor of the scores; defaults to 1/√head_dim. Lecture 10 §3 uses 1.
+
+    Reference:
+        Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
+    """
+    return dot_product_attention(query, key, value, mask, scores=Scores(scale))
 
 
 # The arrays may have any sizes until `_check` has run.
@@ -137,7 +162,7 @@ def _masked_by_head(
 def _as_rule(mask: Mask | Shaped[Array | np.ndarray, "..."] | None) -> Mask:
     if mask is None:
         return All()
-    return mask if isinstance(mask, Mask) else DenseMask(mask)
+    return mask if isinstance(mask, Mask) else DenseMask(as_booleans(mask))
 
 
 def _check(

@@ -8,26 +8,32 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 
-def attention(
-    query: Float[Array, "*batch heads queries d"],
-    key: Float[Array, "*batch kv_heads keys d"],
-    value: Float[Array, "*batch kv_heads keys v"],
-    visible: Bool[Array, "*#batch queries keys"],
-) -> Float[Array, "*batch heads queries v"]:
-    """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(q_i·k_j / √d) over the visible keys j.
+def explicit_attention(
+    query: Float[Array, "*batch queries d"],
+    key: Float[Array, "*#batch keys d"],
+    value: Float[Array, "*#batch keys v"],
+    mask: Bool[Array, "*#batch queries keys"] | None = None,
+    scale: float | None = None,
+) -> Float[Array, "*batch queries v"]:
+    """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(scale · q_i·k_j) over the visible keys j.
 
-    Each of the h key heads serves a group of g query heads. Queries without visible keys give
-    zeros.
+    The function stores all scores in one array. Queries without visible keys give zeros.
+
+    Args:
+        query: the queries q. The heads are one of the batch axes.
+        key: the keys k.
+        value: the values v.
+        mask: True where a query may attend to a key; None allows all keys.
+        scale: the factor of the scores; defaults to 1/√d.
 
     Reference:
-        Vaswani et al. 2017, §3.2.1; Ainslie et al. 2023 (grouped heads); notes, lecture 11 §5.
+        Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
     """
-    *batch, heads, length, dim = query.shape
-    query = query.reshape(*batch, key.shape[-3], -1, length, dim)
-    scores = jnp.einsum("...hgid,...hjd->...hgij", query, key) / dim**0.5
-    weights = softmax(jnp.where(visible[..., None, None, :, :], scores, -jnp.inf))
-    output = jnp.einsum("...hgij,...hjv->...hgiv", weights, value)
-    return output.reshape(*batch, heads, length, -1)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = scale * (query @ key.swapaxes(-2, -1))
+    if mask is not None:
+        scores = jnp.where(mask, scores, -jnp.inf)
+    return softmax(scores) @ value
 
 
 def softmax(

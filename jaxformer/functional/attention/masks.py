@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Shaped
 
 from jaxformer.functional.arguments import whole_number
 from jaxformer.functional.attention.token_info import Part, TokenInfo, cut
@@ -303,3 +303,28 @@ class DenseMask(Mask):
     def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part) -> Visible:
         """See `Mask`."""
         return cut(cut(self(query, key), rows, -2), columns)
+
+
+def as_booleans(
+    mask: Shaped[Array | np.ndarray, "*batch queries keys"],
+) -> Bool[Array | np.ndarray, "*batch queries keys"]:
+    """Converts a mask of 0 and 1 to booleans; 1 means that a query may attend to a key.
+
+    Traced integers are converted by comparison with 0, because their values are unknown.
+
+    Raises:
+        ValueError: The array has other values, or is a traced array of floats.
+    """
+    if mask.dtype == bool:
+        return mask
+    if isinstance(mask, jax.core.Tracer):
+        is_valid = np.issubdtype(mask.dtype, np.integer)
+    else:
+        is_valid = bool(np.isin(np.asarray(mask), (0, 1)).all())
+    if not is_valid:
+        raise ValueError(
+            f"mask is {mask.dtype} [{', '.join(map(str, mask.shape))}]; an array must have the "
+            "values True and False, or 1 and 0, where 1 means that a query may attend to a key. "
+            "For scores of 0 and −∞, pass scores == 0"
+        )
+    return mask != 0

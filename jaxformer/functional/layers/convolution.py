@@ -16,12 +16,13 @@ Reference:
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
+from jaxformer.functional.arguments import check_maps, checks_arguments, whole_number
 from jaxformer.functional.attention.masks import Mask, Visible
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.layers.feedforward import Activation, activate, activation_power
@@ -70,6 +71,40 @@ def convolution(
             inputs = jnp.where(is_in_document[..., None], inputs, 0)
         read.append(inputs)
     return linear(weights, jnp.concatenate(read, axis=-1))
+
+
+def _check_causal(weights: Any, x: Float[Any, "*batch length in_dim"], **_: object) -> None:
+    check_maps("weights", {"convolution": weights}, {"convolution": (None, None)})
+    rows, dim = weights["kernel"].shape[0], x.shape[-1]
+    if rows % dim:
+        raise ValueError(
+            f"weights['kernel'] has {rows} rows; their number must be a multiple of the {dim} "
+            "features of x"
+        )
+
+
+@checks_arguments(_check_causal)
+def causal_convolution(
+    weights: Weights, x: Float[Array, "*batch length in_dim"], *, dilation: int = 1
+) -> Float[Array, "*batch length out_dim"]:
+    """Computes y_t = Σ_k x_{t − d (K − 1 − k)} W_k + b, where x is 0 before the first token.
+
+    Args:
+        weights: the kernel [K · in_dim, out_dim], with W_0 first, which multiplies the earliest
+            token, and an optional bias.
+        x: the inputs.
+        dilation: the distance d between the tokens that the kernel reads.
+
+    Raises:
+        ValueError: The kernel does not fit x.
+
+    Reference:
+        Notes, lecture 11 §8.
+    """
+    whole_number("dilation", dilation, 1)
+    offsets = causal_offsets(weights["kernel"].shape[0] // x.shape[-1], dilation)
+    y = convolution(weights, x.reshape(-1, *x.shape[-2:]), offsets)
+    return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
 def _shifted(

@@ -30,6 +30,12 @@ from jaxformer.functional.trees import Weights
 # An activation: a name in ACTIVATIONS, or an elementwise function of an array.
 Activation = str | Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]
 
+
+def sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Computes σ(x) = 1 / (1 + exp(−x))."""
+    return jax.nn.sigmoid(x)
+
+
 # gpt-oss clips the inputs of its gates at this value.
 _LIMIT = 7.0
 
@@ -43,6 +49,8 @@ _PLAIN = {
     "gelu_tanh": (lambda x: jax.nn.gelu(x, approximate=True), 0.4252),
     "silu": (jax.nn.silu, 0.3557),
     "squared_relu": (lambda x: jnp.square(jax.nn.relu(x)), 1.5),
+    "sigmoid": (sigmoid, 0.2934),
+    "tanh": (jnp.tanh, 0.3943),
 }
 _GATES = {
     "swiglu": _PLAIN["silu"],

@@ -21,8 +21,8 @@ from jaxformer.functional.trees import Weights
 @recomputed
 def layer_norm(
     x: Float[Array, "*batch dim"],
-    scale: Float[Array, " dim"],
-    bias: Float[Array, " dim"] | None = None,
+    scale: Float[Array, " dim"] | float = 1.0,
+    bias: Float[Array, " dim"] | float | None = None,
     epsilon: float = 1e-5,
 ) -> Float[Array, "*batch dim"]:
     """Computes y = γ (x − μ) / √(σ² + ε) + β, with μ and σ² over the features of one position.
@@ -43,7 +43,7 @@ def layer_norm(
 @checks_arguments()
 @recomputed
 def rms_norm(
-    x: Float[Array, "*batch dim"], scale: Float[Array, " dim"], epsilon: float = 1e-5
+    x: Float[Array, "*batch dim"], scale: Float[Array, " dim"] | float = 1.0, epsilon: float = 1e-5
 ) -> Float[Array, "*batch dim"]:
     """Computes y = γ x / √(mean(x²) + ε), with statistics in float32 (Zhang & Sennrich 2019)."""
     x32 = x.astype(jnp.float32)

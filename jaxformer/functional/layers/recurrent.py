@@ -8,6 +8,7 @@ Reference:
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from jaxformer.functional.arguments import check_maps, checks_arguments
 from jaxformer.functional.attention.masks import Causal, Mask
 from jaxformer.functional.hooks import NO_HOOKS, HookPoints, Hooks
 from jaxformer.functional.inputs import Forward
@@ -88,6 +90,71 @@ class Lstm(Cell):
 
 
 CELLS = {"rnn": Rnn(), "lstm": Lstm()}
+
+
+def _check_cell(
+    cell: Cell, weights: Any, x: Float[Any, "*batch in_dim"], states: Sequence[Any]
+) -> None:
+    """Raises ValueError unless the weights fit the cell, its input and its states."""
+    check_maps("weights", weights, {"input": (x.shape[-1], None), "state": (None, None)})
+    size, gates = weights["state"]["kernel"].shape
+    if gates != cell.num_gates * size:
+        raise ValueError(
+            f"weights['state']['kernel'] has shape {(size, gates)}; the {type(cell).__name__} cell "
+            f"needs {cell.num_gates} gates, which is the shape {(size, cell.num_gates * size)}"
+        )
+    check_maps("weights", weights, {"input": (x.shape[-1], gates)})
+    for name, part in zip(cell.parts, states, strict=False):
+        if part.shape != (*x.shape[:-1], size):
+            raise ValueError(
+                f"state: {name} has shape {part.shape}; it must be {(*x.shape[:-1], size)}"
+            )
+
+
+def _check_rnn(weights: Any, x: Any, hidden: Any = None) -> None:
+    _check_cell(Rnn(), weights, x, () if hidden is None else (hidden,))
+
+
+def _check_lstm(weights: Any, x: Any, state: Any = ()) -> None:
+    if not isinstance(state, tuple | list) or len(state) not in (0, 2):
+        raise TypeError(f"state is a {type(state).__name__}; it must be a pair (hidden, cell)")
+    _check_cell(Lstm(), weights, x, state)
+
+
+@checks_arguments(_check_rnn)
+def rnn_cell(
+    weights: Weights, x: Float[Array, "*batch in_dim"], hidden: Float[Array, "*state_batch hidden"]
+) -> Float[Array, "*batch hidden"]:
+    """Computes h_t = tanh(x_t W + h_{t−1} U + b), one step of an RNN.
+
+    Args:
+        weights: the linear layers "input" (W, b) and "state" (U); see `init_recurrent_layer`.
+        x: the input x_t.
+        hidden: the state h_{t−1}.
+    """
+    (hidden,) = Rnn().step(_gates(weights, x, hidden), (hidden,))
+    return hidden
+
+
+@checks_arguments(_check_lstm)
+def lstm_cell(weights: Weights, x: Float[Array, "*batch in_dim"], state: State) -> State:
+    """Computes (h_t, c_t) from x_t and (h_{t−1}, c_{t−1}), one step of an LSTM; see `Lstm`.
+
+    Args:
+        weights: the linear layers "input" (W, b) and "state" (U), each with the gates [i, f, g, o]
+            side by side; see `init_recurrent_layer`.
+        x: the input x_t.
+        state: (h_{t−1}, c_{t−1}).
+    """
+    return Lstm().step(_gates(weights, x, state[0]), state)
+
+
+def _gates(
+    weights: Weights, x: Float[Array, "*batch in_dim"], hidden: Float[Array, "*batch hidden"]
+) -> Float[Array, "*batch gates"]:
+    """Computes x_t W + h_{t−1} U + b."""
+    gates = linear(weights["input"], x, jnp.float32)
+    return gates + linear(weights["state"], hidden, jnp.float32)
 
 
 def init_recurrent_layer(
@@ -209,6 +276,32 @@ def recurrent_layer(
     state = state if states is None else jax.tree.map(lambda x: x.swapaxes(0, 1), states)
     captured = {name: x[:, :, 0].swapaxes(0, 1) for name, x in captured.items()}
     return outputs.swapaxes(0, 1).astype(x.dtype), state, captured
+
+
+@checks_arguments(_check_rnn)
+def rnn(
+    weights: Weights, x: Float[Array, "*batch length in_dim"]
+) -> Float[Array, "*batch length hidden"]:
+    """Computes the states h_1 … h_T of an RNN from a zero state; see `rnn_cell`."""
+    return _run_from_zero(weights, x, Rnn())
+
+
+@checks_arguments(_check_lstm)
+def lstm(
+    weights: Weights, x: Float[Array, "*batch length in_dim"]
+) -> Float[Array, "*batch length hidden"]:
+    """Computes the states h_1 … h_T of an LSTM from a zero state; see `lstm_cell`."""
+    return _run_from_zero(weights, x, Lstm())
+
+
+def _run_from_zero(
+    weights: Weights, x: Float[Array, "*batch length in_dim"], cell: Cell
+) -> Float[Array, "*batch length hidden"]:
+    sequences = x.reshape(-1, *x.shape[-2:])
+    size = weights["state"]["kernel"].shape[0]
+    state = tuple(jnp.zeros((len(sequences), size), jnp.float32) for _ in cell.parts)
+    outputs, *_ = recurrent_layer(weights, sequences, state, cell=cell)
+    return outputs.reshape(*x.shape[:-1], size)
 
 
 class RecurrentState(NamedTuple):

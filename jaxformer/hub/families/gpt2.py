@@ -32,6 +32,8 @@ ACTIVATIONS = {
     "swish": "silu",
     "silu": "silu",
     "relu2": "squared_relu",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
 }
 
 ROWS = table("""

@@ -94,6 +94,8 @@ export const PLAIN_ACTIVATIONS = {
   gelu_tanh: geluTanh,
   silu,
   squared_relu: (x) => Math.max(x, 0) ** 2,
+  sigmoid: (x) => 1 / (1 + Math.exp(-x)),
+  tanh: Math.tanh,
 };
 export const GATED_ACTIVATIONS = { swiglu: silu, geglu: gelu, geglu_tanh: geluTanh };
 

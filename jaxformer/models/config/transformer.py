@@ -15,7 +15,7 @@ from jaxformer.models.config.check import (
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Needs, all_of, any_of, is_above, is_given, is_one_of
 
-Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu"]
+Plain = Literal["relu", "gelu", "gelu_tanh", "silu", "squared_relu", "sigmoid", "tanh"]
 Activation = Literal[Plain, "swiglu", "geglu", "geglu_tanh", "clipped_swiglu"]
 Norm = Literal["layer", "rms", "rms_one_plus", "dynamic_tanh", "none"]
 Positions = Literal[

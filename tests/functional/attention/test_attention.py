@@ -298,7 +298,7 @@ def test_error_for_unsupported_attention_arguments_states_the_reason():
     with pytest.raises(ValueError, match=r"size \(which includes the token itself\) is 0"):
         Window(0)
     wrong = {
-        r"mask is float32 \(12, 12\); it must be bool": {"mask": jnp.zeros((LENGTH, LENGTH))},
+        r"mask is float32 \[12, 12\]; .* 1 and 0": {"mask": jnp.full((LENGTH, LENGTH), 0.5)},
         r"mask is bool \(2, 1, 12\); .* \[..., 12, 12\]": {"mask": jnp.ones((2, 1, LENGTH), bool)},
         "key_info describes 3 tokens, but key has 12 tokens": {"key_info": TokenInfo(3)},
         "must have the same head_dim": {"key": key[..., :1]},

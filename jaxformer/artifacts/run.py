@@ -44,7 +44,7 @@ SECTIONS: dict[str, Any] = {
     "special_tokens": dict | None,
     "parse_special": bool,
     "checkpoint_dtype": CheckpointDType | None,
-    "mask": dict,
+    **dict.fromkeys(("mask", "activation", "positions"), dict),
     "layers": list,
 }
 # In samples.txt, a header precedes each sample. A line of a sample that looks like a header is

@@ -58,11 +58,12 @@ from jaxformer.models.language_model import LanguageModel, Variables
 _LIBRARIES = ("jaxformer", "flax", "dataclasses")
 # The fields of a model that are saved, or that do not affect its results.
 _RESTORED = {
-    *("config", "execution", "mask", "layers", "model_type", "generation", "checkpoint_dtype"),
+    *("config", "execution", "mask", "layers", "activation", "positions"),
+    *("model_type", "generation", "checkpoint_dtype"),
     *("parent", "name"),
 }
 # The fields of a model that affect its results but are not part of its config.
-OWN = ("mask", "layers")
+OWN = ("mask", "layers", "activation", "positions")
 
 
 class Checkpoint(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from inspect import isabstract, ismethod
 from typing import Any, Literal
 
+from jaxformer.functional import embedding
 from jaxformer.functional.attention import masks, scores
 from jaxformer.functional.layers import (
     attention,
@@ -32,7 +33,7 @@ from jaxformer.models.config.transformer import RotaryScaling
 Named = type | Callable[..., Any]
 
 _MIXERS = (attention, convolution, cross_attention, gated_delta, recurrent, short_convolution)
-_MODULES = (experts, feedforward, layer, masks, norms, plain, scores, *_MIXERS)
+_MODULES = (embedding, experts, feedforward, layer, masks, norms, plain, scores, *_MIXERS)
 # The dataclasses for layers, for masks and for parts of them, by the name of the class.
 _KNOWN = {RotaryScaling.__name__: RotaryScaling} | {
     name: kind

@@ -1,12 +1,14 @@
 """Embeddings, which convert token ids or float features to vectors."""
 
 from abc import ABC, abstractmethod
+from base64 import b64decode, b64encode
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.arguments import checks_arguments
@@ -185,6 +187,104 @@ class SinusoidalPositions:
 
 
 @dataclass(frozen=True)
+class TablePositions:
+    """Position vectors given as an array.
+
+    Attributes:
+        length: the number of positions.
+        dim: the number of features of a vector.
+        numbers: the vectors, float32 [length, dim] in base 64.
+    """
+
+    length: int
+    dim: int
+    numbers: str
+
+    @classmethod
+    def of(cls, vectors: Float[Array | np.ndarray, "..."]) -> "TablePositions":
+        """Returns the position vectors of an array [length, dim].
+
+        Raises:
+            ValueError: The array does not have two axes.
+        """
+        if len(vectors.shape) != 2:
+            raise ValueError(
+                f"positions has shape {tuple(vectors.shape)}; it must be [max_length, embed_dim]"
+            )
+        numbers = np.asarray(vectors, "<f4")
+        length, dim = numbers.shape
+        return cls(length, dim, b64encode(numbers.tobytes()).decode())
+
+    def vectors(self) -> Float[np.ndarray, "length dim"]:
+        """Returns the array."""
+        return np.frombuffer(b64decode(self.numbers), "<f4").reshape(self.length, self.dim)
+
+    def add(
+        self,
+        tables: Weights,
+        x: Float[Array, "batch length dim"],
+        positions: Int[Array, "*position_batch length"],
+        placement: Placement,
+    ) -> Float[Array, "batch length dim"]:
+        """Adds the vectors of the positions; positions outside the array give NaN."""
+        return x + _look_up(jnp.asarray(self.vectors()), positions, x.dtype, placement)
+
+
+@dataclass(frozen=True)
+class FunctionPositions:
+    """Position vectors given as a function.
+
+    Attributes:
+        compute: function of the positions, int [tokens], and of the number of features `dim`. It
+            returns the position vectors, float [tokens, dim].
+    """
+
+    compute: Callable[[Any, int], Any]
+
+    def add(
+        self,
+        tables: Weights,
+        x: Float[Array, "batch length dim"],
+        positions: Int[Array, "*position_batch length"],
+        placement: Placement,
+    ) -> Float[Array, "batch length dim"]:
+        """Adds the vectors of the positions.
+
+        Raises:
+            ValueError: The function returns an array of another shape.
+        """
+        shape = (*positions.shape, x.shape[-1])
+        vectors = self.compute(positions.reshape(-1), x.shape[-1])
+        if jnp.shape(vectors) != (positions.size, x.shape[-1]):
+            raise ValueError(
+                f"positions returns an array of shape {jnp.shape(vectors)}; for {positions.size} "
+                f"positions, it must be {(positions.size, x.shape[-1])}"
+            )
+        return x + vectors.reshape(shape).astype(x.dtype)
+
+
+PositionVectors = LearnedPositions | SinusoidalPositions | TablePositions | FunctionPositions
+
+
+def as_positions(positions: Any) -> TablePositions | FunctionPositions | None:
+    """Converts the positions of a model to position vectors: an array, or a function.
+
+    Raises:
+        ValueError: The positions have another type.
+    """
+    if positions is None or isinstance(positions, TablePositions | FunctionPositions):
+        return positions
+    if isinstance(positions, jax.Array | np.ndarray):
+        return TablePositions.of(positions)
+    if callable(positions) and not is_dataclass(positions):
+        return FunctionPositions(positions)
+    raise ValueError(
+        f"positions is a {type(positions).__name__}; it must be an array [max_length, embed_dim], "
+        "or a function of the positions and of embed_dim that returns such an array"
+    )
+
+
+@dataclass(frozen=True)
 class InputVectors(ABC):
     """Base class of layers that convert the inputs of a model to vectors.
 
@@ -288,7 +388,7 @@ class Embedding:
     vectors: InputVectors
     dim: int
     max_length: int
-    positions: LearnedPositions | SinusoidalPositions | None = None
+    positions: PositionVectors | None = None
     num_token_types: int = 0
     norm: Norm | None = None
     is_scaled: bool = False

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, DTypeLike, Float, Int
 
-from jaxformer.functional.layers.feedforward import activate
+from jaxformer.functional.layers.feedforward import Activation, activate
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.linear.affine import init_linear, linear, soft_cap, target_kernels
 from jaxformer.functional.linear.kernels import for_small_steps
@@ -79,7 +79,7 @@ class Transform:
         use_bias: whether the linear layer has a bias.
     """
 
-    activation: str
+    activation: Activation
     norm: Norm | None
     use_bias: bool = True
 

@@ -63,8 +63,8 @@ def live_reason(model: LanguageModel, variables: Any) -> str | None:
     for name, is_used in unknown.items():
         if is_used:
             return f"the page does not implement {name}"
-    for name, own in (("mask", model.mask), ("layers", model.layers)):
-        if own is not None:
+    for name in ("mask", "layers", "activation", "positions"):
+        if getattr(model, name) is not None:
             return f"the model has a user-defined {name}, which is Python code"
     if config.dtype != "float32":
         return f"the model computes in {config.dtype}, which JavaScript does not have"

@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Shaped
 
-from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear.kernels import Int8Table, Kernel
 from jaxformer.functional.symbolic import Size, exceeds
-from jaxformer.models.config.check import shown
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.sequences import bucket, id_sequence, padded, vector_sequence
 from jaxformer.terminal import did_you_mean
@@ -171,37 +169,6 @@ def checked_inputs(inputs: Inputs, config: ModelConfig) -> Inputs:
         )
     arrays = (tokens, segment_ids, types, source, source_segment_ids)
     return Inputs(*(None if x is None else jnp.asarray(x) for x in arrays))
-
-
-def check_own_mask(mask: Any, config: ModelConfig, attends: bool) -> None:
-    """Raises ValueError unless the mask is None or a `Mask` that fits the config.
-
-    Args:
-        mask: the mask that the user passed to the model.
-        config: the config of the model.
-        attends: whether the model has self-attention.
-    """
-    if mask is None:
-        return
-    if not attends:
-        raise ValueError(
-            f"mask is not accepted, because {type(config).__name__} does not use attention"
-        )
-    if not isinstance(mask, Mask):
-        raise ValueError(f"mask is a {type(mask).__name__}; it must be a jaxformer.functional.Mask")
-    try:
-        hash(mask)
-    except TypeError as error:
-        raise ValueError(
-            f"mask is {shown(mask)}, which is not hashable ({error}): use hashable "
-            "fields, such as a tuple in place of a list or an array"
-        ) from None
-    for name in ("window", "prefix"):
-        if getattr(config, name):
-            raise ValueError(
-                f"{name} is {getattr(config, name)}; with a mask it must not be set: the "
-                "mask alone determines which tokens see which"
-            )
 
 
 def padded_source(source: Sources | None, config: ModelConfig, name: str) -> Inputs | None:

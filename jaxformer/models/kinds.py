@@ -1,12 +1,12 @@
 """The public model classes, one for each config class."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import flax.linen as nn
 from jaxtyping import Array, Float, Int, Shaped
 
-from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.outputs import Pooler
@@ -56,8 +56,8 @@ class Recurrent(LanguageModel):
     >>> model = Recurrent(RecurrentConfig(cell="lstm", num_layers=2))
     """
 
-    builder: ClassVar[Builder] = staticmethod(lambda config, mask: build_recurrent(config))
-    attends = False
+    builder: ClassVar[Builder] = staticmethod(lambda config, own: build_recurrent(config))
+    accepted_parts = ()
     config_type = configs.RecurrentConfig
     config: configs.RecurrentConfig  # pyrefly: ignore[bad-override-mutable-attribute] (frozen)
 
@@ -68,8 +68,8 @@ class Convolutional(LanguageModel):
     >>> model = Convolutional(ConvolutionalConfig(num_layers=6, kernel_size=3, dilation_growth=2))
     """
 
-    builder: ClassVar[Builder] = staticmethod(lambda config, mask: build_convolutional(config))
-    attends = False
+    builder: ClassVar[Builder] = staticmethod(build_convolutional)
+    accepted_parts = ("activation",)
     config_type = configs.ConvolutionalConfig
     config: configs.ConvolutionalConfig  # pyrefly: ignore[bad-override-mutable-attribute] (frozen)
 
@@ -81,9 +81,9 @@ class RecurrentEncoderDecoder(LanguageModel):
     """
 
     builder: ClassVar[Builder] = staticmethod(
-        lambda config, mask: build_recurrent_encoder_decoder(config)
+        lambda config, own: build_recurrent_encoder_decoder(config)
     )
-    attends = False
+    accepted_parts = ()
     config_type = configs.RecurrentEncoderDecoderConfig
     config: configs.RecurrentEncoderDecoderConfig  # pyrefly: ignore[bad-override-mutable-attribute] (frozen)
 
@@ -161,8 +161,10 @@ def build(
     config: ModelConfig,
     execution: Execution = Execution(),  # noqa: B008 (frozen)
     *,
-    mask: Mask | None = None,
+    mask: Any = None,
     layers: tuple[Layer, ...] | None = None,
+    activation: Callable[..., Any] | None = None,
+    positions: Any = None,
     model_type: str | None = None,
     generation: GenerationDefaults = GenerationDefaults(),  # noqa: B008 (frozen)
     checkpoint_dtype: str | None = None,
@@ -174,6 +176,8 @@ def build(
         execution: the execution options.
         mask: see `LanguageModel`.
         layers: see `LanguageModel`.
+        activation: see `LanguageModel`.
+        positions: see `LanguageModel`.
         model_type: see `LanguageModel`.
         generation: see `LanguageModel`.
         checkpoint_dtype: see `LanguageModel`.
@@ -185,5 +189,14 @@ def build(
         accepted = ", ".join(kind.__name__ for kind in MODELS)
         raise ValueError(f"config is a {type(config).__name__}; it must be one of {accepted}")
     model = MODELS[type(config)]
-    about: dict[str, Any] = {"model_type": model_type, "generation": generation}
-    return model(config, execution, mask, layers=layers, **about, checkpoint_dtype=checkpoint_dtype)
+    return model(
+        config,
+        execution,
+        mask,
+        layers=layers,
+        activation=activation,
+        positions=positions,
+        model_type=model_type,
+        generation=generation,
+        checkpoint_dtype=checkpoint_dtype,
+    )

@@ -8,17 +8,18 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional import outputs
-from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.attention.masks import Mask, as_mask
 from jaxformer.functional.cache.key_values import Cache, CacheSize
+from jaxformer.functional.embedding import as_positions
 from jaxformer.functional.hooks import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.model import Model, weight_shapes
 from jaxformer.functional.trees import Weights
+from jaxformer.models.builders.own import OwnParts, check_own_parts
 from jaxformer.models.builders.parts import with_layers
 from jaxformer.models.check import (
     Sources,
-    check_own_mask,
     check_parameters,
     check_variables,
     checked_inputs,
@@ -34,8 +35,8 @@ from jaxformer.models.sharding.explicit_axes import has_explicit_axes, in_auto_a
 
 # Variables are {"params": …} or, for decoding, {"packed": …}.
 Variables = Mapping[str, Any]
-# A function that takes (resolved config, mask or None) and returns the architecture of the model.
-Builder = Callable[[Any, Mask | None], Model]
+# A function that takes the resolved config and the user's parts, and returns the architecture.
+Builder = Callable[[Any, OwnParts], Model]
 
 
 class LanguageModel(nn.Module):
@@ -51,8 +52,15 @@ class LanguageModel(nn.Module):
         execution: the execution options.
         mask: the mask of self-attention within each document. In an encoder-decoder, this is the
             mask of the decoder. Pass a mask of `functional.attention.masks` or a user-defined
-            mask. If None, the model uses the mask of the config. With `layers`, each sub-layer has
-            its own mask.
+            mask; an array [max_length, max_length] of booleans or of 0 and 1, where 1 means that
+            the query (row) may attend to the key (column); or a function of the positions of a
+            query and a key, such as `lambda query, key: key <= query`. Arrays and functions are
+            converted to masks. If None, the model uses the mask of the config. With `layers`, each
+            sub-layer has its own mask.
+        activation: an elementwise function, the activation of the feed-forward layers in place of
+            the config's. With `layers`, each sub-layer has its own activation.
+        positions: position vectors in place of the config's: an array [max_length, embed_dim], or a
+            function of the positions, int [tokens], and of embed_dim that returns the vectors.
         layers: the layers of a Transformer; in an encoder-decoder, the decoder's layers. Each layer
             is a tuple of `Residual`, `Plain` and `Parallel` of `functional`. Their sub-layers may
             be user-defined. Defaults to the layers of the config.
@@ -67,13 +75,15 @@ class LanguageModel(nn.Module):
 
     config_type: ClassVar[type]
     builder: ClassVar[Builder]
-    # The field `mask` has an effect only if `attends` is True.
-    attends: ClassVar[bool] = True
+    # The fields among mask, activation and positions that have an effect.
+    accepted_parts: ClassVar[tuple[str, ...]] = OwnParts._fields
 
     config: ModelConfig
     execution: Execution = Execution()
     mask: Mask | None = None
     layers: tuple[Layer, ...] | None = field(default=None, kw_only=True)
+    activation: Callable[..., Any] | None = field(default=None, kw_only=True)
+    positions: Any = field(default=None, kw_only=True)
     # Models that differ only in their model_type are equal, because they compute the same outputs.
     model_type: str | None = field(default=None, compare=False, kw_only=True)
     generation: GenerationDefaults = field(default=GenerationDefaults(), kw_only=True)
@@ -91,6 +101,8 @@ class LanguageModel(nn.Module):
                 f"{self.config_type.__name__}. jaxformer.build(config) chooses the class"
             )
         object.__setattr__(self, "config", self.config.resolved)
+        object.__setattr__(self, "mask", as_mask(self.mask))
+        object.__setattr__(self, "positions", as_positions(self.positions))
         super().__post_init__()
 
     def setup(self) -> None:
@@ -105,13 +117,15 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: The mask or the layers do not fit the config.
         """
-        check_own_mask(self.mask, self.config, self.attends)
-        if self.mask is not None and self.layers is not None:
-            raise ValueError(
-                f"mask is {shown(self.mask)}, but layers were given too; give each sub-layer its "
-                "mask, as in Attention(…, mask=…)"
-            )
-        architecture = type(self).builder(self.config, self.mask)
+        own = OwnParts(self.mask, self.activation, self.positions)
+        check_own_parts(own, self.config, self.accepted_parts)
+        for name, example in (("mask", "Attention"), ("activation", "FeedForward")):
+            if getattr(own, name) is not None and self.layers is not None:
+                raise ValueError(
+                    f"{name} is {shown(getattr(own, name))}, but layers were given too; give each "
+                    f"sub-layer its {name}, as in {example}(…, {name}=…)"
+                )
+        architecture = type(self).builder(self.config, own)
         return architecture if self.layers is None else with_layers(architecture, self.layers)
 
     def _part(self, name: str, init: Callable[[PRNGKeyArray], Any]) -> Any:

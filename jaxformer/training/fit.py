@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind
 from jaxformer.artifacts.saved import OWN, own_values
 from jaxformer.artifacts.values import described, difference, to_json
-from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.trees import Weights
 from jaxformer.models.kinds import build
@@ -41,8 +40,10 @@ def fit(
     *,
     held_out: Sequence[AnyBatch] = (),
     params: Weights | None = None,
-    mask: Mask | None = None,
+    mask: Any = None,
     layers: tuple[Layer, ...] | None = None,
+    activation: Callable[..., Any] | None = None,
+    positions: Any = None,
     quiet: bool = False,
 ) -> Variables:
     """Trains a model with any objective in a run folder, and returns the trained variables.
@@ -65,6 +66,8 @@ def fit(
         params: The initial parameters, which are copied; random parameters if None.
         mask: The mask of the model; see `LanguageModel`.
         layers: The layers of the model; see `LanguageModel`.
+        activation: The activation of the model; see `LanguageModel`.
+        positions: The positions of the model; see `LanguageModel`.
         quiet: Whether to print nothing.
 
     Raises:
@@ -88,7 +91,14 @@ def fit(
         )
     mesh, folder = make_run_mesh(config, screen.say), RunFolder(out)
     with nullcontext() if mesh is None else jax.set_mesh(mesh), ExitStack() as locks:
-        model = build(config.model, config.execution, mask=mask, layers=layers)
+        model = build(
+            config.model,
+            config.execution,
+            mask=mask,
+            layers=layers,
+            activation=activation,
+            positions=positions,
+        )
         own = {"objective": to_json(objective, "objective"), **own_values(model)}
         _check_batch(model, config, objective, batch_of(0), params, mesh)
         prepare = partial(_prepare, folder, config, own, screen, locks)
@@ -141,7 +151,7 @@ def _prepare(
     Args:
         folder: The run folder.
         config: The settings of the run.
-        own: The objective, the mask and the layers, as JSON.
+        own: The objective and the user's parts of the model, as JSON.
         screen: Shows messages.
         locks: Exit stack. Closing the stack releases the lock of the folder.
     """

@@ -88,9 +88,11 @@ def test_logits_of_cached_chunks_equal_single_pass(name, seed, segment_ids, chun
     whole = tiny.apply(model)(variables, tokens, segment_ids, **read)
     ready = jf.pack_weights(model, variables)
     logits, _ = chunked(model, ready, tokens, chunks, segment_ids, source=source)
-    tiny.close(logits, whole, where=segment_ids != 0)
+    # The gated delta rule inverts a matrix, which enlarges rounding errors.
+    tolerance = 3e-5 if name == "gated delta" else 1e-5
+    tiny.close(logits, whole, tolerance, where=segment_ids != 0)
     plain, _ = chunked(model, variables, tokens, chunks, source=source)
-    tiny.close(plain, tiny.apply(model)(variables, tokens, **read))
+    tiny.close(plain, tiny.apply(model)(variables, tokens, **read), tolerance)
 
 
 @each_kind

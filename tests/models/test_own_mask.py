@@ -12,6 +12,7 @@ from hypothesis import given
 import jaxformer as jf
 from jaxformer.functional import Causal, Mask, dot_product_attention
 from jaxformer.models.autoregressive import forward_edge, require_autoregressive
+from jaxformer.models.builders.own import OwnParts
 from jaxformer.models.builders.transformers import build_decoder
 from jaxformer.verify import rules
 from jaxformer.verify.certificate import check_property
@@ -146,7 +147,7 @@ def test_model_verification_uses_the_user_defined_mask(name):
 def test_model_verification_fails_if_the_model_ignores_its_mask(monkeypatch):
     """The model runs a mask other than the one it declares."""
     model, other = tiny.build(mask=CAUSAL), Causal() & Strided(2)
-    ignoring = staticmethod(lambda config, mask: build_decoder(config, other))
+    ignoring = staticmethod(lambda config, own: build_decoder(config, OwnParts(other)))
     monkeypatch.setattr(jf.Decoder, "builder", ignoring)
     assert not check_property(
         certified_model(model, tiny.weights(model, 0), length=12), "causal"
@@ -165,8 +166,10 @@ def test_models_and_decoding_reject_invalid_user_defined_mask():
     with pytest.raises(ValueError, match="window is 3; with a mask it must not be set"):
         generate(mask=CAUSAL, window=3)
     model = jf.Decoder(tiny.build().config, mask=np.tri(6, dtype=bool))
-    with pytest.raises(ValueError, match="mask is a ndarray; it must be a jaxformer"):
+    with pytest.raises(ValueError, match=r"mask has shape \(6, 6\), but max_length is 16"):
         model.apply(variables, tokens)
+    with pytest.raises(ValueError, match="mask is a str; it must be a jaxformer"):
+        jf.Decoder(tiny.build().config, mask="causal")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from jaxformer.functional.embedding import (
     Embedding,
     InputVectors,
     LearnedPositions,
+    PositionVectors,
     SinusoidalPositions,
     TokenVectors,
     embedding_stddev,
@@ -16,7 +17,7 @@ from jaxformer.functional.embedding import (
 from jaxformer.functional.layers.attention import Attention, Rotary
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
-from jaxformer.functional.layers.feedforward import FeedForward
+from jaxformer.functional.layers.feedforward import Activation, FeedForward
 from jaxformer.functional.layers.gated_delta import GatedDelta
 from jaxformer.functional.layers.layer import Layer, Parallel, Residual
 from jaxformer.functional.layers.norms import Norm, Unapplied
@@ -26,30 +27,32 @@ from jaxformer.functional.layers.sublayer import SubLayer
 from jaxformer.functional.model import Model
 from jaxformer.functional.outputs import Pooler, Transform
 from jaxformer.functional.stack import Stack
+from jaxformer.models.builders.own import NO_OWN_PARTS, OwnParts, check_own_positions
 from jaxformer.models.builders.parts import build_head, build_norm, build_source_vectors
 from jaxformer.models.config import DecoderConfig, EncoderConfig, EncoderDecoderConfig
 from jaxformer.models.config.transformer import TransformerConfig
 
 
 @cache
-def build_decoder(config: DecoderConfig, mask: Mask | None = None) -> Model:
+def build_decoder(config: DecoderConfig, own: OwnParts = NO_OWN_PARTS) -> Model:
     """Builds the decoder of a config from `ModelConfig.resolved`.
 
     Args:
         config: the config.
-        mask: the mask of self-attention within documents; defaults to the config's mask.
+        own: the parts of the model that replace those of the config.
     """
     head = build_head(config, config.embed_dim)
-    return Model(build_token_embedding(config), build_stack(config, mask), head)
+    return Model(build_token_embedding(config, own), build_stack(config, own), head)
 
 
 @cache
-def build_encoder(config: EncoderConfig, mask: Mask | None = None) -> Model:
+def build_encoder(config: EncoderConfig, own: OwnParts = NO_OWN_PARTS) -> Model:
     """Builds the encoder of a config from `ModelConfig.resolved`; see `build_decoder`."""
-    transform = Transform(config.activation, build_norm(config), config.use_bias)
+    activation = own.activation or config.activation
+    transform = Transform(activation, build_norm(config), config.use_bias)
     return Model(
-        build_token_embedding(config),
-        build_stack(config, mask),
+        build_token_embedding(config, own),
+        build_stack(config, own),
         build_head(config, config.embed_dim),
         generates=False,
         transform=transform if config.transform else None,
@@ -58,37 +61,39 @@ def build_encoder(config: EncoderConfig, mask: Mask | None = None) -> Model:
 
 
 @cache
-def build_encoder_decoder(config: EncoderDecoderConfig, mask: Mask | None = None) -> Model:
+def build_encoder_decoder(config: EncoderDecoderConfig, own: OwnParts = NO_OWN_PARTS) -> Model:
     """Builds the encoder-decoder of a config from `ModelConfig.resolved`; see `build_decoder`.
 
     Args:
         config: the config.
-        mask: the mask of the decoder's self-attention within documents; defaults to the config's
-            mask.
+        own: the parts of the model that replace those of the config. The mask is that of the
+            decoder; the activation and the positions are also used in the encoder.
     """
-    encoder = config.encoder
+    encoder, of_encoder = config.encoder, own._replace(mask=None)
     return Model(
-        build_token_embedding(config),
-        build_stack(config, mask, reads_source=True),
+        build_token_embedding(config, own),
+        build_stack(config, own, reads_source=True),
         build_head(config, config.embed_dim),
         encoder=Model(
-            build_embedding(encoder, build_source_vectors(config)),
-            build_stack(encoder),
+            build_embedding(encoder, build_source_vectors(config), of_encoder),
+            build_stack(encoder, of_encoder),
             generates=False,
         ),
         shares_embedding=config.shares_table,
     )
 
 
-def build_token_embedding(config: TransformerConfig) -> Embedding:
+def build_token_embedding(config: TransformerConfig, own: OwnParts) -> Embedding:
     """Builds the token embedding of a config from `ModelConfig.resolved`."""
-    return build_embedding(config, TokenVectors(config.vocab_size))
+    return build_embedding(config, TokenVectors(config.vocab_size), own)
 
 
-def build_embedding(config: TransformerConfig, vectors: InputVectors) -> Embedding:
+def build_embedding(config: TransformerConfig, vectors: InputVectors, own: OwnParts) -> Embedding:
     """Builds an embedding, in which `vectors` converts token ids or features to vectors."""
-    positions = None
-    if config.positions == "learned":
+    positions: PositionVectors | None = own.positions
+    if positions is not None:
+        check_own_positions(positions, config)
+    elif config.positions == "learned":
         positions = LearnedPositions(config.max_length, config.position_offset)
     elif config.positions.startswith("sinusoidal"):
         positions = SinusoidalPositions(halves=config.positions == "sinusoidal_halves")
@@ -107,13 +112,13 @@ def build_embedding(config: TransformerConfig, vectors: InputVectors) -> Embeddi
 
 
 def build_stack(
-    config: TransformerConfig, mask: Mask | None = None, *, reads_source: bool = False
+    config: TransformerConfig, own: OwnParts = NO_OWN_PARTS, *, reads_source: bool = False
 ) -> Stack:
     """Builds the stack of layers of a config from `ModelConfig.resolved`.
 
     Args:
         config: the config.
-        mask: the mask of self-attention within documents; defaults to the config's mask.
+        own: the parts of the model that replace those of the config.
         reads_source: whether the layers have cross-attention.
     """
     norm, relative = build_norm(config), None
@@ -124,7 +129,7 @@ def build_stack(
             config.relative_distance,
             config.bidirectional,
         )
-    layers = {x: _layer(x, mask, relative, reads_source) for x in dict.fromkeys(config.layers)}
+    layers = {x: _layer(x, own, relative, reads_source) for x in dict.fromkeys(config.layers)}
     return Stack(
         tuple(layers[x] for x in config.layers),
         config.embed_dim,
@@ -137,13 +142,14 @@ def build_stack(
 
 def _layer(
     config: TransformerConfig,
-    mask: Mask | None,
+    own: OwnParts,
     relative: RelativePositions | None,
     reads_source: bool,
 ) -> Layer:
     """Builds a layer from the settings of one layer."""
-    attention = build_mixer(config, mask, relative)
-    feed_forward, norm = build_feed_forward(config), build_norm(config)
+    attention = build_mixer(config, own.mask, relative)
+    activation = own.activation or config.activation
+    feed_forward, norm = build_feed_forward(config, activation), build_norm(config)
     if config.parallel_block != "none":
         shares_norm = config.parallel_block == "shared_norm"
         crossed = (_cross_attention(config),) if reads_source else ()
@@ -179,7 +185,7 @@ def _build_gated_delta(config: DecoderConfig) -> GatedDelta:
     return GatedDelta(*config.delta_sizes, kernel_size, epsilon)
 
 
-def build_feed_forward(config: TransformerConfig) -> FeedForward | Experts:
+def build_feed_forward(config: TransformerConfig, activation: Activation) -> FeedForward | Experts:
     """Builds the feed-forward layer, or the experts, from the settings of one layer."""
     sizes = config.sizes
     num_experts = config.num_experts
@@ -189,7 +195,7 @@ def build_feed_forward(config: TransformerConfig) -> FeedForward | Experts:
         )
     width = sizes.expert_dim if num_experts else sizes.mlp_dim
     kind = ActivatedFeedForward if config.output_activation else FeedForward
-    layer = kind(width, config.activation, sizes.feedforward_bias)
+    layer = kind(width, activation, sizes.feedforward_bias)
     if not num_experts:
         return layer
     shared = config.shared_expert_dim

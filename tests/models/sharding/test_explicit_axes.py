@@ -154,7 +154,7 @@ def test_losses_on_explicit_axes_equal_those_without_a_mesh():
             )
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_results_on_explicit_axes_of_eight_devices_equal_those_without_a_mesh():
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
     words = [

@@ -30,7 +30,7 @@ from .decoding.grammars import (
 from .decoding.sampling import Sampler as Sampler
 from .decoding.score import score as score
 from .decoding.stop_strings import StopStrings as StopStrings
-from .functional.hooks import Patch as Patch
+from .functional.hooks import Edit as Edit, Patch as Patch, ablate as ablate
 from .hub.export import export as export
 from .hub.load import load as load
 from .models.config import (

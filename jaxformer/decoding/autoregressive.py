@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.decoding.loop_cache import checked_slots
 from jaxformer.functional.cache.key_values import Cache, CacheSize
-from jaxformer.functional.hooks import NO_HOOKS, Hooks, Patch
+from jaxformer.functional.hooks import NO_HOOKS, Hooks, Intervention
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.machine import platform
 from jaxformer.functional.trees import Weights
@@ -244,7 +244,7 @@ def inspect(
     segment_ids: AnyArray | None = None,
     source: Sources | None = None,
     capture: Iterable[str] = (),
-    patch: Mapping[str, Patch] | None = None,
+    patch: Mapping[str, Intervention] | None = None,
     keep_states: bool = False,
 ) -> Inspection:
     """Runs a forward pass that captures or replaces intermediate values.
@@ -259,7 +259,8 @@ def inspect(
             the encoded sources.
         capture: names of hook points to capture, from `model.hook_points`. Hook points of an
             encoder ("encoder.…") are accepted only without a cache.
-        patch: a dict from names of hook points to replacements: {name: Patch(where, value)}.
+        patch: {name of a hook point: Patch(where, value) or Edit(function, *arrays)}, values to
+            change.
         keep_states: see `extend`.
 
     Raises:

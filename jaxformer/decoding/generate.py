@@ -45,7 +45,7 @@ from jaxformer.decoding.steps import (
 )
 from jaxformer.decoding.stop_strings import StopStrings
 from jaxformer.functional.cache.key_values import CacheSize
-from jaxformer.functional.hooks import Hooks, Patch
+from jaxformer.functional.hooks import Hooks, Intervention
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.trees import Weights
 from jaxformer.models.autoregressive import require_autoregressive
@@ -98,7 +98,7 @@ def generate(
     on_tokens: Callable[[list[list[int]]], None] | None = None,
     batch_size: int | None = None,
     capture: Iterable[str] = (),
-    patch: Mapping[str, Patch] | None = None,
+    patch: Mapping[str, Intervention] | None = None,
 ) -> Generation:
     """Continues each prompt by up to `max_new_tokens` tokens.
 
@@ -129,7 +129,7 @@ def generate(
             prompt tokens, and its caches and logits need at most 1 GiB with `max_new_tokens` new
             tokens. With a mesh in context, the default is all prompts.
         capture: names of hook points to capture, from `model.hook_points`.
-        patch: {name of a hook point: Patch}, values to replace. A `Patch` may be limited
+        patch: {name of a hook point: Patch or Edit}, values to change. Both may be limited
             to positions and steps.
 
     Returns:

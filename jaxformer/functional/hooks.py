@@ -1,14 +1,15 @@
-"""Hook points: named places in a forward pass where a value can be captured or replaced.
+"""Hook points: named places in a forward pass where a value can be captured or changed.
 
 The functions of this package call `hook(name, value)` and continue with the returned value, which
-usually is `value` itself. The `HookPoints` object of a forward pass applies patches, constrains the
+usually is `value` itself. A `Patch` replaces a value by given numbers, and an `Edit` replaces it by
+the result of a function. The `HookPoints` object of a forward pass applies both, constrains the
 sharding of each value, and stores the values to capture. The object exists only during a trace, so
-jit compiles a model with captures and patches to one function.
+jit compiles a model with captures and changes to one function.
 
 The second-to-last axis of every value at a hook point is the token axis.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -48,13 +49,14 @@ class Patch(NamedTuple):
     positions: Any = None
     steps: Any = None
 
-    def split_layers(self, name: str, num_layers: int) -> list["Patch"]:
-        """Splits the patch into one patch per layer.
+    def split_layers(self, name: str, layers: Sequence[int]) -> list["Patch"]:
+        """Splits the patch into one patch for each layer that has the hook point.
 
         Raises:
-            ValueError: The size of the first axis of `where` or `value` is neither 1 nor
-                `num_layers`.
+            ValueError: The size of the first axis of `where` or `value` is neither 1 nor the number
+                of layers.
         """
+        num_layers = len(layers)
         for part, x in (("where", self.where), ("value", self.value)):
             if jnp.shape(x)[:1] not in ((1,), (num_layers,)):
                 raise ValueError(
@@ -70,6 +72,28 @@ class Patch(NamedTuple):
             for layer in range(num_layers)
         ]
 
+    def changed(
+        self, name: str, value: Shaped[Array, "*shape"], points: "HookPoints"
+    ) -> Shaped[Array, "*shape"]:
+        """Returns the new value.
+
+        Raises:
+            ValueError: `where` or `value` does not broadcast to the value.
+        """
+        where, new = self.where, jnp.asarray(self.value, value.dtype)
+        if self.positions is not None:
+            matches = points.matches(self.positions)
+            index, is_there = matches.argmax(axis=-1), matches.any(axis=-1)
+            where, new = (_aligned(name, x, index, matches, value) for x in (where, new))
+            where = jnp.logical_and(where, _per_token(is_there, value)[..., None])
+        where = points.at_steps(self.steps, where)
+        for part, x in (("where", where), ("value", new)):
+            if not _fits(jnp.shape(x), value.shape):
+                raise ValueError(
+                    f"patch {name!r}: {part} is {jnp.shape(x)}; it must broadcast to {value.shape}"
+                )
+        return jnp.where(where, new, value)
+
     def for_token(self, index: Int[Array, ""], length: int) -> "Patch":
         """Returns the patch for the token at `index` in a pass over `length` tokens."""
 
@@ -80,18 +104,175 @@ class Patch(NamedTuple):
         return self._replace(where=at(jnp.asarray(self.where)), value=at(jnp.asarray(self.value)))
 
 
+class EditAt(NamedTuple):
+    """Where an `Edit` is applied: the second argument of its function.
+
+    Attributes:
+        layer: int [], the number of the layer, counted from 0; None outside the layers.
+        positions: int [*batch, length], the position of each token in its document.
+        step: in `generate`, int [], the index of the generated token that the pass predicts;
+            otherwise None.
+    """
+
+    layer: Int[Array, ""] | None
+    positions: Int[Array, "*batch length"] | None
+    step: Any = None
+
+
+@jax.tree_util.register_pytree_node_class
+class Edit:
+    """Replaces a value at a hook point by the result of a function.
+
+    >>> steer = Edit(lambda value, at, vector: value + 4 * vector, vector, layers=(3,))
+    >>> generate(model, variables, prompts, max_new_tokens=20, patch={"block.output": steer}, …)
+
+    The result must have the shape of the value, and is converted to its dtype. A compiled program
+    is reused for another `Edit` with the same function object and other arrays. Define the function
+    once, because each call of `lambda` makes a new object.
+
+    Attributes:
+        function: pure function (value, at, *arrays) → new value; see `EditAt`.
+        arrays: the arrays that the function receives. All layers receive the same arrays; select
+            the entry of a layer by `array[at.layer]`.
+        layers: the layers whose value changes; None for all layers that have the hook point.
+        positions: int [p], positions of tokens in their document; None for all tokens. Only tokens
+            at these positions change. Padding never changes if `positions` is given.
+        steps: int [s], indices of tokens that `generate` generates, or None for all of them. The
+            edit changes only the passes that predict these tokens.
+        layer: the layer of an edit that `split_layers` returned.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *arrays: Any,
+        layers: Sequence[int] | None = None,
+        positions: Any = None,
+        steps: Any = None,
+    ) -> None:
+        """Creates an edit; see the attributes of the class."""
+        self.function, self.arrays = function, arrays
+        self.layers = None if layers is None else tuple(layers)
+        self.positions, self.steps = positions, steps
+        self.layer: Any = None
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Returns (arrays, static fields)."""
+        return (self.arrays, self.positions, self.steps, self.layer), (self.function, self.layers)
+
+    @classmethod
+    def tree_unflatten(cls, static: tuple[Any, ...], children: tuple[Any, ...]) -> "Edit":
+        """Rebuilds an edit from the result of `tree_flatten`."""
+        (function, layers), (arrays, positions, steps, layer) = static, children
+        edit = cls(function, layers=layers, positions=positions, steps=steps)
+        edit.arrays, edit.layer = arrays, layer
+        return edit
+
+    def split_layers(self, name: str, layers: Sequence[int]) -> list["Edit"]:
+        """Returns the edit of each layer that has the hook point.
+
+        Raises:
+            ValueError: One of the edit's layers does not have the hook point.
+        """
+        for layer in self.layers or ():
+            if layer not in layers:
+                raise ValueError(
+                    f"patch {name!r}: layers contain {layer}; the layers with this hook point are "
+                    f"{', '.join(map(str, layers))}"
+                )
+        edits = []
+        for layer in layers:
+            edit = self.for_token(jnp.asarray(0), 0)
+            edit.layer = jnp.asarray(layer, jnp.int32)
+            edits.append(edit)
+        return edits
+
+    def for_token(self, index: Int[Array, ""], length: int) -> "Edit":
+        """Returns a copy: the function reads the value of one token like that of several tokens."""
+        return jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(self))
+
+    def changed(
+        self, name: str, value: Shaped[Array, "*shape"], points: "HookPoints"
+    ) -> Shaped[Array, "*shape"]:
+        """Returns the new value.
+
+        Raises:
+            ValueError: The function returns an array of another shape, or the edit has layers but
+                the hook point is outside the layers.
+        """
+        if self.layers is not None and self.layer is None:
+            raise ValueError(
+                f"patch {name!r}: layers were given, but the hook point is in no layer"
+            )
+        at = EditAt(self.layer, points.positions, points.hooks.step)
+        new = self.function(value, at, *self.arrays)
+        if jnp.shape(new) != value.shape:
+            raise ValueError(
+                f"patch {name!r}: the function returns an array of shape {jnp.shape(new)}; it must "
+                f"return the shape of the value, {value.shape}"
+            )
+        new = jnp.asarray(new, value.dtype)
+        where: Any = True
+        if self.layers is not None and self.layer is not None:
+            where = (self.layer == jnp.asarray(self.layers, jnp.int32)).any()
+        if self.positions is not None:
+            is_there = points.matches(self.positions).any(axis=-1)
+            where = jnp.logical_and(where, _per_token(is_there, value)[..., None])
+        where = points.at_steps(self.steps, where)
+        return new if where is True else jnp.where(where, new, value)
+
+
+@dataclass(frozen=True)
+class _Zeros:
+    """Function of an `Edit` that returns zeros, for one head or for the whole value."""
+
+    head: int | None = None
+
+    def __call__(self, value: Array, at: EditAt) -> Array:
+        """Returns `value` with zeros."""
+        if self.head is None:
+            return jnp.zeros_like(value)
+        if value.ndim < 3 or not 0 <= self.head < value.shape[-3]:
+            raise ValueError(
+                f"head is {self.head}; the value has the shape {value.shape}, in which the "
+                "third-to-last axis is the head"
+            )
+        return value.at[..., self.head, :, :].set(0)
+
+
+def ablate(
+    point: str, *, layer: int | None = None, head: int | None = None, positions: Any = None
+) -> dict[str, Edit]:
+    """Returns the patch that sets a value to zero.
+
+    >>> inspect(model, variables, tokens, patch=ablate("attention.heads", layer=3, head=5))
+
+    Args:
+        point: the name of a hook point.
+        layer: the layer; None for all layers.
+        head: the head, for a value with an axis of heads; None for the whole value.
+        positions: positions of tokens in their document; None for all tokens.
+    """
+    layers = None if layer is None else (layer,)
+    return {point: Edit(_Zeros(head), layers=layers, positions=positions)}
+
+
+# Changes of a value at a hook point.
+Intervention = Patch | Edit
+
+
 @dataclass(frozen=True)
 class Hooks:
-    """Hook points to capture and to patch in a forward pass.
+    """Hook points to capture and to change in a forward pass.
 
     Attributes:
         capture: names of hook points to capture.
-        patch: {name: Patch}.
+        patch: {name: Patch or Edit}.
         step: in `generate`, the index of the generated token that the pass predicts.
     """
 
     capture: tuple[str, ...] = ()
-    patch: Mapping[str, Patch] = field(default_factory=dict)
+    patch: Mapping[str, Intervention] = field(default_factory=dict)
     step: Any = None
 
     def of(self, names: Collection[str]) -> "Hooks":
@@ -152,9 +333,9 @@ class HookPoints:
         self.placement, self.captured = placement, {}
 
     def __call__(self, name: str, value: Array) -> Array:
-        """Applies the patch of the hook point to `value`, and captures the result if requested."""
+        """Applies the change of the hook point to `value`, and captures the result if requested."""
         if name in self.hooks.patch:
-            value = self._patched(name, self.hooks.patch[name], value)
+            value = self.hooks.patch[name].changed(name, value, self)
         value = self.placement.place(name, value)
         if name in self.hooks.capture:
             self.captured[name] = value
@@ -164,25 +345,13 @@ class HookPoints:
         """Returns whether the hook point is captured or patched."""
         return name in self.hooks.capture or name in self.hooks.patch
 
-    def _patched(
-        self, name: str, patch: Patch, value: Shaped[Array, "*shape"]
-    ) -> Shaped[Array, "*shape"]:
-        where, new = patch.where, jnp.asarray(patch.value, value.dtype)
-        if patch.positions is not None:
-            matches = self._matches(patch.positions)
-            index, is_there = matches.argmax(axis=-1), matches.any(axis=-1)
-            where, new = (_aligned(name, x, index, matches, value) for x in (where, new))
-            where = jnp.logical_and(where, _per_token(is_there, value)[..., None])
-        if patch.steps is not None:
-            where = jnp.logical_and(where, (self.hooks.step == jnp.asarray(patch.steps)).any())
-        for part, x in (("where", where), ("value", new)):
-            if not _fits(jnp.shape(x), value.shape):
-                raise ValueError(
-                    f"patch {name!r}: {part} is {jnp.shape(x)}; it must broadcast to {value.shape}"
-                )
-        return jnp.where(where, new, value)
+    def at_steps(self, steps: Any, where: Any) -> Any:
+        """Returns `where`, but False unless the pass predicts one of the tokens `steps`."""
+        if steps is None:
+            return where
+        return jnp.logical_and(where, (self.hooks.step == jnp.asarray(steps)).any())
 
-    def _matches(self, positions: Any) -> Bool[Array, "*batch length p"]:
+    def matches(self, positions: Any) -> Bool[Array, "*batch length p"]:
         """Compares the position of each token with p positions: bool [*batch, length, p]."""
         matches = jnp.asarray(self.positions)[..., None] == jnp.asarray(positions)
         return matches if self.documents is None else matches & (self.documents != 0)[..., None]

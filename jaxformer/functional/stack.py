@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.scores import RelativePositions
-from jaxformer.functional.hooks import Hooks, Patch
+from jaxformer.functional.hooks import Hooks, Intervention
 from jaxformer.functional.inputs import Forward
 from jaxformer.functional.layers.layer import (
     Layer,
@@ -263,17 +263,18 @@ def layer_steps(
 def layer_hooks(stack: Stack, hooks: Hooks) -> list[Hooks]:
     """Splits hooks into the hooks of each layer.
 
-    The first axis of a patch runs over the layers that have the hook point.
+    The first axis of a patch runs over the layers that have the hook point. An edit knows the
+    number of its layer.
 
     Raises:
         ValueError: The size of a patch's first axis is not the number of layers with the hook
-            point.
+            point, or a layer of an edit does not have the hook point.
     """
     hooks = hooks.of(stack.hook_points)
-    patches: list[dict[str, Patch]] = [{} for _ in stack.layers]
+    patches: list[dict[str, Intervention]] = [{} for _ in stack.layers]
     for name, patch in hooks.patch.items():
         layers = [n for n, layer in enumerate(stack.layers) if name in layer_hook_points(layer)]
-        for number, entry in zip(layers, patch.split_layers(name, len(layers)), strict=True):
+        for number, entry in zip(layers, patch.split_layers(name, layers), strict=True):
             patches[number][name] = entry
     return [replace(hooks, patch=patch) for patch in patches]
 
@@ -308,9 +309,10 @@ def _scan(
     first, period, stop = stack.repetition
 
     def one_period(
-        x: Float[Array, "batch length dim"], part: tuple[dict, list[LayerInputs]]
+        x: Float[Array, "batch length dim"], part: tuple[dict, list[Array]]
     ) -> tuple[Float[Array, "batch length dim"], list[list]]:
-        (stacked, inputs), trees, outputs = part, {}, []
+        (stacked, own), trees, outputs = part, {}, []
+        inputs = shared(own)
         for members, tree in stacked.items():
             trees |= dict(zip(members, unstack(tree, len(members)), strict=True))
         for number, layer_inputs in zip(range(first, first + period), inputs, strict=True):
@@ -319,13 +321,38 @@ def _scan(
         return x, outputs
 
     starts = range(first, stop, period)
-    inputs_in_period = [stack_trees([inputs[n + i] for n in starts]) for i in range(period)]
+    inputs_in_period, shared = _stack_unless_shared(
+        [[inputs[n + i] for i in range(period)] for n in starts]
+    )
     groups = stack.by_group(weights).items()
     trees = dict(_by_period(stack.repetition, *group) for group in groups)
     trees = {members: tree for members, tree in trees.items() if members}
     x, outputs = jax.lax.scan(one_period, x, (trees, inputs_in_period))
     unstacked = [unstack(output, len(starts)) for output in map(tuple, outputs)]
     return x, [list(unstacked[i][n]) for n in range(len(starts)) for i in range(period)]
+
+
+def _stack_unless_shared(
+    trees: Sequence[list[LayerInputs]],
+) -> tuple[list[Array], Callable[[list[Array]], list[LayerInputs]]]:
+    """Stacks the leaves of trees of equal structure, but not the leaves that all trees share.
+
+    The arrays of an `Edit`, such as the weights of an autoencoder, are the same for all layers, and
+    may be large.
+
+    Returns:
+        (stacked leaves, function that returns a tree for one entry of the stacked leaves).
+    """
+    columns = list(zip(*map(jax.tree.leaves, trees), strict=True))
+    is_shared = [len(trees) > 1 and all(x is column[0] for x in column) for column in columns]
+    pairs = list(zip(columns, is_shared, strict=True))
+
+    def rebuilt(own: list[Array]) -> list[LayerInputs]:
+        rest = iter(own)
+        leaves = [column[0] if is_one else next(rest) for column, is_one in pairs]
+        return jax.tree.unflatten(jax.tree.structure(trees[0]), leaves)
+
+    return [jnp.stack(column) for column, is_one in pairs if not is_one], rebuilt
 
 
 def _by_period(

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Shaped
 
-from jaxformer.functional.hooks import Hooks, Patch
+from jaxformer.functional.hooks import Edit, Hooks, Intervention, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.linear.kernels import Int8Table, Kernel
 from jaxformer.functional.symbolic import Size, exceeds
+from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.sequences import bucket, id_sequence, padded, vector_sequence
 from jaxformer.terminal import did_you_mean
@@ -240,7 +241,7 @@ def _source_sequence(name: str, sequence: Any, config: ModelConfig) -> np.ndarra
 
 def checked_hooks(
     capture: Iterable[str],
-    patch: Mapping[str, Patch] | None,
+    patch: Mapping[str, Intervention] | None,
     points: Collection[str],
     *,
     length: int | None = None,
@@ -251,7 +252,7 @@ def checked_hooks(
 
     Args:
         capture: names of hook points to capture.
-        patch: {name: Patch}, or None.
+        patch: {name: Patch or Edit}, or None.
         points: the names of the model's hook points.
         length: largest number of tokens of a text; if None, positions have no upper limit.
         source_length: largest number of tokens of a source; if None, positions in the source have
@@ -265,7 +266,9 @@ def checked_hooks(
     if isinstance(capture, str):
         raise ValueError(f"capture is {capture!r}; it must be a tuple of names: ({capture!r},)")
     if not isinstance(patch, Mapping | None):
-        raise ValueError(f"patch is a {type(patch).__name__}; it must map names to Patch values")
+        raise ValueError(
+            f"patch is a {type(patch).__name__}; it must map names to Patch or Edit values"
+        )
     patch = dict(patch or {})
     for name in (*capture, *patch):
         if name not in points:
@@ -274,15 +277,7 @@ def checked_hooks(
                 f"are {', '.join(points)}"
             )
     for name, entry in patch.items():
-        if not isinstance(entry, Patch):
-            raise ValueError(
-                f"patch {name!r} is a {type(entry).__name__}; it must be a Patch(where, value)"
-            )
-        for part, x in (("where", entry.where), ("value", entry.value)):
-            if x is None or as_array(f"patch {name!r}: {part}", x).dtype == object:
-                raise ValueError(
-                    f"patch {name!r}: {part} is a {type(x).__name__}; it must be an array"
-                )
+        _check_intervention(name, entry)
         if entry.steps is not None and steps is None:
             raise ValueError(
                 f"patch {name!r} has steps, which only jf.generate accepts; use positions instead"
@@ -293,13 +288,38 @@ def checked_hooks(
         _check_range(f"patch {name!r}: positions", positions, limit, f"tokens of a {whose}")
         steps_of_patch = _index_array(f"patch {name!r}: steps", entry.steps)
         _check_range(f"patch {name!r}: steps", steps_of_patch, steps, "generated tokens")
-        patch[name] = Patch(entry.where, entry.value, positions, steps_of_patch)
+        if isinstance(entry, Patch):
+            patch[name] = entry._replace(positions=positions, steps=steps_of_patch)
+        else:
+            how = {"layers": entry.layers, "positions": positions, "steps": steps_of_patch}
+            patch[name] = Edit(entry.function, *entry.arrays, **how)
     return Hooks(tuple(capture), patch)
+
+
+def _check_intervention(name: str, entry: Any) -> None:
+    """Raises ValueError unless `entry` is a patch of arrays, or an edit by a function."""
+    if isinstance(entry, Edit):
+        if not callable(entry.function):
+            raise ValueError(
+                f"patch {name!r}: the first argument of Edit is a {type(entry.function).__name__}; "
+                "it must be a function (value, at, *arrays)"
+            )
+        for layer in entry.layers or ():
+            whole_number(f"patch {name!r}: layers", layer, 0)
+        return
+    if not isinstance(entry, Patch):
+        raise ValueError(
+            f"patch {name!r} is a {type(entry).__name__}; it must be a Patch(where, value) or an "
+            "Edit(function, *arrays)"
+        )
+    for part, x in (("where", entry.where), ("value", entry.value)):
+        if x is None or as_array(f"patch {name!r}: {part}", x).dtype == object:
+            raise ValueError(f"patch {name!r}: {part} is a {type(x).__name__}; it must be an array")
 
 
 def hooks_of_texts(
     capture: Iterable[str],
-    patch: Mapping[str, Patch] | None,
+    patch: Mapping[str, Intervention] | None,
     points: Collection[str],
     inputs: Inputs,
 ) -> Hooks:

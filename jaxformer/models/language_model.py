@@ -11,7 +11,7 @@ from jaxformer.functional import outputs
 from jaxformer.functional.attention.masks import Mask, as_mask
 from jaxformer.functional.cache.key_values import Cache, CacheSize
 from jaxformer.functional.embedding import as_positions
-from jaxformer.functional.hooks import NO_HOOKS, Hooks, Patch
+from jaxformer.functional.hooks import NO_HOOKS, Hooks, Intervention
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.model import Model, weight_shapes
@@ -204,7 +204,7 @@ class LanguageModel(nn.Module):
         source_segment_ids: Int[Array, "batch source"] | None = None,
         *,
         capture: Iterable[str] = (),
-        patch: Mapping[str, Patch] | None = None,
+        patch: Mapping[str, Intervention] | None = None,
     ) -> tuple[Float[Array, "batch length vocab"], dict[str, Array]]:
         """Computes logits, and captures or patches values at hook points.
 
@@ -215,7 +215,7 @@ class LanguageModel(nn.Module):
             source: see `__call__`.
             source_segment_ids: see `__call__`.
             capture: names of hook points to capture, from `model.hook_points`.
-            patch: {name of a hook point: functional.hooks.Patch}, values to replace.
+            patch: {name of a hook point: jaxformer.Patch or jaxformer.Edit}, values to change.
 
         Returns:
             (logits, captured). For hook points inside layers, the first axis of captured[name] is

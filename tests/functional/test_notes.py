@@ -148,6 +148,8 @@ def test_keys_and_values_appended_token_by_token_give_causal_attention(seed, bat
         cache = F.kv_cache(key[..., t : t + 1, :], value[..., t : t + 1, :], cache)
         rows.append(F.scaled_dot_product_attention(query[..., t : t + 1, :], *cache))
     tiny.close(jnp.concatenate(rows, -2), F.dot_product_attention(query, key, value, F.Causal()))
+    np.testing.assert_array_equal(cache[0], key)
+    np.testing.assert_array_equal(cache[1], value)
 
 
 # ---- the layers of the models

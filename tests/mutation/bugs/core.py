@@ -136,7 +136,7 @@ BUGS = (
     # ---- hooks
     Bug(
         "a patch is added to the value",
-        "functional.hooks:HookPoints._patched",
+        "functional.hooks:Patch.changed",
         inside("jnp.where", lambda where: lambda at, new, value: where(at, value + new, value)),
         f"{DISCIPLINE}::test_patch_replaces_only_the_value_at_its_layer_and_position",
     ),
@@ -163,13 +163,13 @@ BUGS = (
     ),
     Bug(
         "a patch ignores its token positions",
-        "functional.hooks:HookPoints._patched",
-        takes(patch=lambda patch: patch._replace(positions=None)),
+        "functional.hooks:Patch.changed",
+        takes(self=lambda patch: patch._replace(positions=None)),
         f"{INSPECT}::test_patch_positions_count_within_documents_and_exclude_padding",
     ),
     Bug(
         "a patch at positions changes padding too",
-        "functional.hooks:HookPoints._matches",
+        "functional.hooks:HookPoints.matches",
         takes(self=lambda hook: type(hook)(hook.hooks, hook.positions)),
         f"{INSPECT}::test_patch_positions_count_within_documents_and_exclude_padding",
     ),

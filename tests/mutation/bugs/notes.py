@@ -1,0 +1,162 @@
+"""Bugs of the functions of the lecture notes, of the user's parts of a model, and of edits."""
+
+import jax.numpy as jnp
+
+from tests.mutation.bug import Bug
+from tests.mutation.changes import Replace, takes
+
+NOTES = "functional/test_notes.py"
+OWN = "models/test_own_functions.py"
+EDIT = "decoding/test_edit.py"
+
+BUGS = (
+    Bug(
+        "a mask of 0 and 1 is inverted",
+        "functional.attention.masks:as_booleans",
+        Replace("mask != 0", "mask == 0"),
+        f"{NOTES}::test_masks_of_zero_and_one_equal_boolean_masks",
+    ),
+    Bug(
+        "the explicit formula ignores its scale",
+        "functional.attention.formula:explicit_attention",
+        Replace("query.shape[-1] ** -0.5 if scale is None else scale", "query.shape[-1] ** -0.5"),
+        f"{NOTES}::test_attention_formula_equals_loops_and_every_implementation",
+    ),
+    Bug(
+        "cross-attention computes values from the queries' tokens",
+        "functional.layers.multi_head:multi_head_attention",
+        Replace("linear(weights[name], source)", "linear(weights[name], x)"),
+        f"{NOTES}::test_multi_head_attention_to_a_source_equals_the_cross_attention_of_a_model",
+    ),
+    Bug(
+        "each query head has its own key head",
+        "functional.layers.multi_head:multi_head_attention",
+        Replace("y.shape[-1] // head_dim", "num_heads"),
+        f"{NOTES}::test_multi_head_attention_equals_the_attention_of_a_model",
+    ),
+    Bug(
+        "the key/value cache begins with the new tokens",
+        "functional.layers.multi_head:kv_cache",
+        Replace("zip(cache, (key, value), strict=True)", "zip((key, value), cache, strict=True)"),
+        f"{NOTES}::test_keys_and_values_appended_token_by_token_give_causal_attention",
+    ),
+    Bug(
+        "post-norm lacks the residual connection",
+        "functional.transformer:norm_after",
+        Replace("norm(add_residual(function, x))", "norm(function(x))"),
+        f"{NOTES}::test_residual_connections_and_norms_equal_their_formulas",
+    ),
+    Bug(
+        "the block uses pre-norm for both positions of the norm",
+        "functional.transformer:transformer_block",
+        Replace("norm_before if norm_position == 'pre' else norm_after", "norm_before"),
+        f"{NOTES}::test_transformer_block_equals_the_block_of_a_model",
+    ),
+    Bug(
+        "the decoder function lacks the last norm",
+        "functional.transformer:decoder",
+        Replace("layer_norm(x, **weights['final_norm'])", "x"),
+        f"{NOTES}::test_decoder_function_equals_the_decoder_model",
+    ),
+    Bug(
+        "greedy decoding reads the logits of the new position",
+        "functional.transformer:greedy_decode",
+        Replace("t - 1", "t"),
+        f"{NOTES}::test_greedy_decode_equals_generate_at_temperature_zero",
+    ),
+    Bug(
+        "position vectors begin with the second one",
+        "functional.embedding:encode_positions",
+        Replace("jnp.arange(length)", "1 + jnp.arange(length)"),
+        f"{NOTES}::test_positions_are_added_from_vectors_or_a_function",
+    ),
+    Bug(
+        "one step of a recurrent cell ignores the state",
+        "functional.layers.recurrent:_gates",
+        Replace("gates + linear(weights['state'], hidden, jnp.float32)", "gates"),
+        f"{NOTES}::test_recurrent_functions_equal_steps_of_their_cell_in_float64",
+    ),
+    Bug(
+        "a causal convolution reads the next token",
+        "functional.layers.convolution:causal_offsets",
+        Replace("k + 1 - kernel_size", "k + 2 - kernel_size"),
+        f"{NOTES}::test_causal_convolution_equals_a_loop_in_float64",
+    ),
+    Bug(
+        "an unknown argument is not named",
+        "functional.arguments:check_names",
+        lambda check: lambda *arguments: None,
+        f"{NOTES}::test_unknown_argument_is_named_with_the_nearest_one",
+    ),
+    # ---- the user's parts of a model
+    Bug(
+        "the table of a mask is transposed",
+        "functional.attention.masks:TableMask.__call__",
+        Replace(
+            "table[rows[..., :, None], columns[..., None, :]]",
+            "table.T[rows[..., :, None], columns[..., None, :]]",
+        ),
+        f"{OWN}::test_dependencies_of_a_model_are_those_of_its_random_table",
+    ),
+    Bug(
+        "a table of a prefix may be read in chunks",
+        "functional.attention.masks:TableMask.minimum_prefill",
+        Replace("int(later[-1]) + 1 if len(later) else 1", "1"),
+        f"{OWN}::test_mask_as_table_or_function_equals_the_rule",
+    ),
+    Bug(
+        "a table shorter than max_length is accepted",
+        "models.builders.own:check_own_mask",
+        Replace("table.size < config.max_length", "False"),
+        f"{OWN}::test_own_parts_that_do_not_fit_are_refused",
+    ),
+    Bug(
+        "the user's positions count the tokens before a packed document",
+        "functional.embedding:FunctionPositions.add",
+        takes(positions=lambda x: jnp.broadcast_to(jnp.arange(x.shape[-1]), x.shape)),
+        f"{OWN}::test_positions_as_array_or_function_equal_the_named_positions",
+    ),
+    Bug(
+        "the user's activation is ignored",
+        "models.builders.transformers:_layer",
+        Replace("own.activation or config.activation", "config.activation"),
+        f"{OWN}::test_activation_as_function_equals_the_named_activation",
+    ),
+    Bug(
+        "a saved model loses its activation and positions",
+        "artifacts.saved:OWN",
+        Replace("('mask', 'layers', 'activation', 'positions')", "('mask', 'layers')"),
+        f"{OWN}::test_model_with_own_parts_is_saved_and_loaded",
+    ),
+    # ---- edits
+    Bug(
+        "an edit changes all layers",
+        "functional.hooks:Edit.changed",
+        Replace("(self.layer == jnp.asarray(self.layers, jnp.int32)).any()", "True"),
+        f"{EDIT}::test_edit_that_returns_an_array_equals_a_patch",
+    ),
+    Bug(
+        "an edit changes all positions",
+        "functional.hooks:Edit.changed",
+        Replace("self.positions is not None", "False"),
+        f"{EDIT}::test_edit_that_returns_an_array_equals_a_patch",
+    ),
+    Bug(
+        "an edit changes every step of generation",
+        "functional.hooks:HookPoints.at_steps",
+        Replace("steps is None", "True"),
+        f"{EDIT}::test_edit_at_a_step_equals_a_patch_at_the_step",
+    ),
+    Bug(
+        "the arrays of an edit are copied for each layer",
+        "functional.stack:_stack_unless_shared",
+        Replace("len(trees) > 1", "False"),
+        f"{EDIT}::test_arrays_of_an_edit_are_not_copied_for_each_layer_of_a_scan",
+    ),
+    Bug(
+        "the head before the ablated one is ablated",
+        "functional.hooks:_Zeros.__call__",
+        Replace("value.at[..., self.head, :, :]", "value.at[..., self.head - 1, :, :]"),
+        f"{EDIT}::test_ablated_head_equals_a_head_that_writes_nothing",
+    ),
+)

@@ -119,7 +119,7 @@ def encode_positions(
     if positions is None:
         positions = sinusoidal_positions
     if callable(positions):
-        positions = positions(jnp.arange(length), dim)
+        positions = positions(jnp.arange(length, dtype=jnp.int32), dim)
         _check_positions(x, positions)
     return x + positions[:length].astype(x.dtype)
 

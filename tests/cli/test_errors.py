@@ -68,7 +68,7 @@ def test_train_refuses_missing_text(tmp_path, capsys):
         (["--num-heads", "4", "--num-kv-heads", "3"], ["num_kv_heads", "3", "4"]),
         (["--dropout", "1.5"], ["dropout", "1.5", "[0, 1)"]),
         (["--vocab-size", "10"], ["vocab_size", "10", "257"]),
-        (["--activation", "tanh"], ["activation", "tanh", "relu"]),
+        (["--activation", "tan"], ["activation", "tan", "relu"]),
         (["--learning-rate", "-1"], ["learning_rate", "-1", "above 0"]),
         ("--window-length 4096 --max-length 128".split(), ["window_length", "4096", "max_length"]),
         (

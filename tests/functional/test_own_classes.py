@@ -14,11 +14,13 @@ from jaxformer.functional.attention.masks import (
     All,
     Causal,
     DenseMask,
+    FunctionMask,
     Mask,
     Near,
     Packed,
     Padding,
     Prefix,
+    TableMask,
     Window,
 )
 from jaxformer.functional.attention.scores import DenseBias, Scores
@@ -34,7 +36,17 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 LENGTH = 40
 SPLASH = Splash(interpret=True)
 # Every mask of the library that is a rule, with arguments for its constructor.
-RULES = {Causal: (), Window: (3,), Near: (2,), Prefix: (4,), Padding: (), Packed: ()}
+TABLE = TableMask.of(np.tri(LENGTH, dtype=bool))
+RULES = {
+    Causal: (),
+    Window: (3,),
+    Near: (2,),
+    Prefix: (4,),
+    Padding: (),
+    Packed: (),
+    TableMask: (TABLE.size, TABLE.bits),
+    FunctionMask: (lambda query, key: key <= query,),
+}
 
 
 def sees(query, key):

@@ -67,7 +67,7 @@ BUGS = (
     Bug(
         "position vectors begin with the second one",
         "functional.embedding:encode_positions",
-        Replace("jnp.arange(length)", "1 + jnp.arange(length)"),
+        Replace("jnp.arange(length, dtype=jnp.int32)", "1 + jnp.arange(length, dtype=jnp.int32)"),
         f"{NOTES}::test_positions_are_added_from_vectors_or_a_function",
     ),
     Bug(

@@ -94,7 +94,7 @@ def test_edit_that_returns_the_value_leaves_logits_bitwise_equal(name, seed):
         np.testing.assert_array_equal(found, plain)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     seed=tiny.seeds,
     layer=st.integers(0, 3),
@@ -135,7 +135,7 @@ def test_edit_at_a_step_equals_a_patch_at_the_step(seed, step):
     assert abs(np.asarray(everywhere.log_probs - found.log_probs)).max() > 1e-3
 
 
-@settings(max_examples=5)
+@settings(max_examples=2)
 @given(seed=tiny.seeds)
 def test_gradient_of_an_edit_equals_finite_differences(seed):
     """The gradient flows to the arrays of the edit through a scan over four layers."""

@@ -155,7 +155,7 @@ def test_keys_and_values_appended_token_by_token_give_causal_attention(seed, bat
 # ---- the layers of the models
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=tiny.seeds)
 def test_multi_head_attention_equals_the_attention_of_a_model(seed):
     """The tiny model has four query heads and two key heads."""
@@ -171,7 +171,7 @@ def test_multi_head_attention_equals_the_attention_of_a_model(seed):
         tiny.close(alone, expected[0])
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=tiny.seeds)
 def test_multi_head_attention_to_a_source_equals_the_cross_attention_of_a_model(seed):
     model = tiny.build(jf.EncoderDecoderConfig, attention="explicit")
@@ -191,7 +191,7 @@ def test_multi_head_attention_to_a_source_equals_the_cross_attention_of_a_model(
         tiny.close(found, seen["cross_attention.output"][layer])
 
 
-@settings(max_examples=20)
+@settings(max_examples=6)
 @given(
     seed=tiny.seeds,
     activation=st.sampled_from(["relu", "gelu_tanh", "tanh", "sigmoid", "swiglu"]),
@@ -206,7 +206,7 @@ def test_decoder_function_equals_the_decoder_model(seed, activation, tied):
     tiny.close(decode(variables["params"], tokens[0]), expected[0])
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     seed=tiny.seeds,
     norm=st.sampled_from(["layer", "rms"]),
@@ -361,7 +361,7 @@ def test_causal_convolution_refuses_a_kernel_that_does_not_fit():
 # ---- decoding
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(seed=tiny.seeds)
 def test_greedy_decode_equals_generate_at_temperature_zero(seed):
     model = tiny.build()

@@ -17,6 +17,7 @@ from jaxformer.verify.certified_model import certified_model
 from tests.errors import error_of
 from tests.properties import tiny
 from tests.properties.chunks import chunked, cuts
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 LENGTH = tiny.SIZES["max_length"]
@@ -55,7 +56,7 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", mostly_slow(MASKS, "causal"))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
 def test_mask_as_table_or_function_equals_the_rule(name, seed, segment_ids, chunks):
@@ -78,7 +79,7 @@ def test_mask_as_table_or_function_equals_the_rule(name, seed, segment_ids, chun
     assert with_parts(plain, mask=table).minimum_prefill == plain.minimum_prefill
 
 
-@settings(max_examples=10)
+@settings(max_examples=4)
 @given(seed=tiny.seeds)
 def test_dependencies_of_a_model_are_those_of_its_random_table(seed):
     """A random causal table with a full diagonal, in one layer."""
@@ -98,7 +99,7 @@ def test_model_with_a_table_passes_verification(name):
     assert check_property(certified_model(model, tiny.weights(model, 0), length=12), name).holds
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, jf.DecoderConfig))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, name=st.sampled_from(["relu", "tanh", "silu"]))
 def test_activation_as_function_equals_the_named_activation(kind, seed, name):
@@ -114,7 +115,7 @@ def test_activation_as_function_of_a_convolutional_model_equals_the_named_activa
     tiny.close(logits(with_parts(other, activation=jax.nn.relu), 0), logits(named, 0))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, jf.DecoderConfig))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2))
 def test_positions_as_array_or_function_equal_the_named_positions(kind, seed, segment_ids):

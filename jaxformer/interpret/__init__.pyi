@@ -27,6 +27,12 @@ from .attribution import (
     input_gradients as input_gradients,
     state_norms as state_norms,
 )
+from .attribution_patching import attribution_sweep as attribution_sweep
+from .autoencoders import (
+    SparseAutoencoder as SparseAutoencoder,
+    load_autoencoder as load_autoencoder,
+    splice as splice,
+)
 from .edges import EdgeSweep as EdgeSweep, HeadEdge as HeadEdge, patch_edges as patch_edges
 from .encoded_text import EncodedText as EncodedText, encode_text as encode_text
 from .explanation import Page as Page, explain as explain

@@ -74,6 +74,7 @@ def random_attention(seed, batch, queries, keys, dim):
     return query, key, value, rng.random((*batch, queries, keys)) < 0.6
 
 
+@settings(max_examples=8)
 @given(
     seed=tiny.seeds,
     batch=st.sampled_from([(), (2,), (2, 3)]),
@@ -140,6 +141,7 @@ def test_self_and_cross_attention_equal_the_matrix_formulas(seed, scale):
     tiny.close(itself, F.cross_attention(weights, x, x, np.tri(5), scale=scale))
 
 
+@settings(max_examples=5)
 @given(seed=tiny.seeds, batch=st.sampled_from([(), (3,)]))
 def test_keys_and_values_appended_token_by_token_give_causal_attention(seed, batch):
     query, key, value, _ = random_attention(seed, (*batch, 2), 6, 6, 4)

@@ -20,6 +20,7 @@ from jaxformer.functional.hooks import NO_HOOKS, Hooks, Patch
 from jaxformer.functional.losses.chunked import chunked_token_losses
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import heads_shape
+from jaxformer.interpret.summary import summary
 from jaxformer.interpret.texts import batch_inputs, checked_batch, map_sequences, query_inputs
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -44,6 +45,10 @@ class Ablation(NamedTuple):
     effect: Float[Array, "*sets"]
     standard_error: Float[Array, "*sets"]
     differences: Float[Array, "*sets batch"]
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
 
 
 def ablate_heads(

@@ -28,6 +28,7 @@ from jaxformer.interpret.scores import (
     cross_score_sums,
     score_sums,
 )
+from jaxformer.interpret.summary import summary
 from jaxformer.interpret.texts import (
     batch_inputs,
     checked_batch,
@@ -76,6 +77,10 @@ class HeadAtlas(NamedTuple):
     loss: float
     num_sequences: int
 
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
+
     def table(self, sort_by: str = "effect") -> list[dict[str, float]]:
         """Returns one row per head with its layer, index, scores, effect and standard error.
 
@@ -108,6 +113,10 @@ class AtlasHistory(NamedTuple):
     steps: np.ndarray
     scores: dict[str, np.ndarray]
     loss: Float[np.ndarray, " steps"]
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
 
 
 def head_atlas(

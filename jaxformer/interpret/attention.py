@@ -11,10 +11,12 @@ from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.autoregressive import inspect
 from jaxformer.interpret.encoded_text import EncodedText, token_names
 from jaxformer.interpret.layers import layers_with
+from jaxformer.interpret.summary import summary, to_png
 from jaxformer.models.language_model import LanguageModel, Variables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # {kind of attention: (hook point, title)}.
 KINDS = {
@@ -43,6 +45,14 @@ class AttentionMaps(NamedTuple):
     keys: tuple[str, ...]
     title: str
     layers: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
+
+    def _repr_png_(self) -> bytes:
+        """Returns the figure of `draw_attention`, which notebooks show."""
+        return to_png(draw_attention(self))
 
 
 def attention_maps(
@@ -82,15 +92,21 @@ def attention_maps(
 
 
 def draw_attention(
-    maps: AttentionMaps, path: Path, layer: int | None = None, head: int | None = None
-) -> None:
-    """Draws the attention weights of all heads, or of one layer or one head, as a PNG.
+    maps: AttentionMaps,
+    path: Path | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+) -> "Figure":
+    """Draws the attention weights of all heads, or of one layer or one head.
 
     Args:
         maps: the attention weights.
-        path: the file to write.
+        path: the PNG file to write; None writes no file.
         layer: the layer to draw, counted from 0; all layers if None.
         head: the head to draw, counted from 0; all heads if None.
+
+    Returns:
+        The figure, which a notebook shows.
 
     Raises:
         ValueError: The layer or head does not exist.
@@ -123,7 +139,9 @@ def draw_attention(
     figure.colorbar(panels[0][0].images[0], ax=panels, shrink=0.6, label="attention weight")
     figure.supxlabel("key token", fontsize=9)
     figure.supylabel("query token", fontsize=9)
-    write_figure(figure, maps.title, path, dpi=130)
+    if path is not None:
+        write_figure(figure, maps.title, path, dpi=130)
+    return figure
 
 
 def _panel_size(maps: AttentionMaps, is_one: bool) -> tuple[float, float]:

@@ -32,6 +32,7 @@ from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.outputs import head
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import mixed_layers, transformer_config
+from jaxformer.interpret.summary import summary
 from jaxformer.interpret.texts import Read, read_inputs, read_logits
 from jaxformer.models.builders.parts import build_norm
 from jaxformer.models.check import Sources
@@ -66,6 +67,10 @@ class Attribution(NamedTuple):
     embedding: Float[Array, " batch"]
     biases: Float[Array, " batch"]
     logit: Float[Array, " batch"]
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
 
     @property
     def total(self) -> Float[Array, " batch"]:
@@ -233,6 +238,10 @@ class InputGradient(NamedTuple):
     vectors: Float[Array, "batch length dim"]
     gradient: Float[Array, "batch length dim"]
 
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
+
     @property
     def norms(self) -> Float[Array, "batch length"]:
         """The Euclidean norm of the gradient for each token."""
@@ -257,6 +266,10 @@ class Gradients(NamedTuple):
     tokens: InputGradient
     source: InputGradient | None
     logit: Float[Array, " batch"]
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
 
 
 def input_gradients(

@@ -56,6 +56,7 @@ from jaxformer.interpret.patching import (
     measure,
     run_metric,
 )
+from jaxformer.interpret.summary import summary
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.transformer import TransformerConfig
@@ -97,6 +98,10 @@ class EdgeSweep(NamedTuple):
     effects: Float[np.ndarray, " edges"]
     clean: float
     corrupted: float
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
 
 
 class EdgeState(NamedTuple):

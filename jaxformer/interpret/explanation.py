@@ -72,6 +72,10 @@ class Page:
         write_whole(Path(path), self.html)
         return Path(path)
 
+    def __repr__(self) -> str:
+        """Describes the page on one line."""
+        return f"Page({self.mode}, {self.num_tokens} tokens, {self.num_bytes:,} bytes)"
+
     def _repr_html_(self) -> str:
         """Returns the page in a sandboxed iframe, for Jupyter.
 

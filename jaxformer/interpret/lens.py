@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.trees import Weights
+from jaxformer.interpret.summary import summary
 from jaxformer.interpret.texts import read_inputs
 from jaxformer.models.check import Sources
 from jaxformer.models.config.check import whole_number
@@ -45,6 +46,10 @@ class Translators(NamedTuple):
     kernel: Float[Array, "states dim dim"]
     bias: Float[Array, "states dim"]
 
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
+
 
 class Lens(NamedTuple):
     """The predictions after the embedding (state 0) and after each layer.
@@ -61,6 +66,10 @@ class Lens(NamedTuple):
     probabilities: Float[Array, "states batch length k"]
     entropy: Float[Array, "states batch length"]
     divergence: Float[Array, "states batch length"]
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
 
 
 def logit_lens(

@@ -22,6 +22,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.interpret.summary import summary
 from jaxformer.models.config.check import whole_number
 
 
@@ -39,6 +40,10 @@ class Probes(NamedTuple):
     bias: Float[Array, "layers labels"]
     accuracy: Float[Array, " layers"]
     control_accuracy: Float[Array, " layers"]
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
 
     @property
     def selectivity(self) -> Float[Array, " layers"]:

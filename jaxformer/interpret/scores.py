@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.functional.arguments import checks_arguments
 from jaxformer.functional.positions import DocumentCursor, document_positions
+from jaxformer.interpret.summary import summary
 from jaxformer.models.config.check import whole_number
 
 
@@ -63,6 +64,10 @@ class HeadScores(NamedTuple):
     local: Array
     delimiter: Array
 
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
+
 
 class CrossScores(NamedTuple):
     """Scores of the heads of cross-attention, each float [layers, heads].
@@ -83,6 +88,10 @@ class CrossScores(NamedTuple):
     monotone: Array
     first_token: Array
     last_token: Array
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
 
 
 class ScoreSums(NamedTuple):

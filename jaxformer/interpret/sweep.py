@@ -59,6 +59,7 @@ from jaxformer.interpret.patching import (
     pad_sites,
     run_metric,
 )
+from jaxformer.interpret.summary import summary
 from jaxformer.models.autoregressive import unsupported_reason
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
@@ -90,6 +91,10 @@ class Sweep(NamedTuple):
     clean: float
     corrupted: float
     axes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        """See `summary`."""
+        return summary(self)
 
     @property
     def recovered(self) -> Float[np.ndarray, "..."]:

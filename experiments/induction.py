@@ -190,7 +190,9 @@ def described(number: int, scores) -> list:
 
 
 def lead(pairs: Ablation, number: int, others) -> dict:
-    """Compares the effect of ablating the pair `number` with the effects of the pairs `others`.
+    """Compares the effect of ablating one pair of heads with the effects of other pairs.
+
+    `number` is the index of the pair, and `others` are the indices of the other pairs.
 
     The lower bound of a difference is its mean minus two standard errors. Returns the smallest mean
     difference and the smallest lower bound.

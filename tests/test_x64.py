@@ -182,7 +182,7 @@ PROGRAMS = {
     "logit lens": lambda path: explained(logit_lens, "decoder"),
     "Jacobian lens": lambda path: explained(jacobian_lens, "decoder"),
     "a certificate": lambda path: proved(),
-    "a saved folder": lambda path: saved("decoder", path / f"x64-{jax.config.jax_enable_x64}"),
+    "a saved model": lambda path: saved("decoder", path / f"x64-{jax.config.jax_enable_x64}"),
 }
 
 

@@ -269,7 +269,7 @@ def check_links(folder: Path, *, whole_tree: bool) -> None:
     repository.
 
     Args:
-        folder: A run, a saved folder or a folder in Hugging Face's format.
+        folder: A run, a folder that `save` wrote, or a folder in Hugging Face's format.
         whole_tree: Whether to check subfolders too. If False, only the direct entries of the folder
             are checked, which include all files of a model.
 

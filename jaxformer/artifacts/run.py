@@ -25,10 +25,10 @@ from jaxformer.models.config.check import converted, from_fields, shown
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.model import CheckpointDType
 
-# The version of the format of runs and saved folders. Increase the version if the format changes.
+# The version of the format of runs and saved models. Increase the version if the format changes.
 RUN_FORMAT = 3
-# Types of the sections of config.json in a run or a saved folder. For the type dict, `parse_config`
-# checks the fields of the section.
+# Types of the sections of config.json of a run or of a saved model. For the type dict,
+# `parse_config` checks the fields of the section.
 SECTIONS: dict[str, Any] = {
     "format": int,
     "kind": Literal[tuple(KINDS)],  # pyrefly: ignore[invalid-literal] (computed)

@@ -1,6 +1,6 @@
 """Models in jaxformer's own format: folders that `save` writes, and training runs.
 
-A saved folder contains config.json (the model's config and the version of the format),
+The folder of a saved model contains config.json (the model's config and the version of the format),
 model.safetensors and, if the model has a tokenizer, tokenizer.json. A tokenizer that came from a
 folder of transformers keeps its settings files.
 
@@ -194,7 +194,7 @@ def own_folder(
     checkpoints are damaged.
 
     Args:
-        folder: A run or a saved folder.
+        folder: A run, or a folder that `save` wrote.
         sections: The sections of the folder's config.json.
         dtype: dtype of the parameters. Defaults to the stored dtype.
         read: The function that reads the parameters of a run whose checkpoints contain only an
@@ -288,7 +288,7 @@ def stored_tokenizer(folder: Path, sections: dict) -> Tokenizer | None:
     """Reads the tokenizer of a folder in jaxformer's format and sets its `id_limit`.
 
     Args:
-        folder: A run or a saved folder.
+        folder: A run, or a folder that `save` wrote.
         sections: The sections of the folder's config.json.
 
     Returns:
@@ -351,7 +351,7 @@ def check_restorable(model: LanguageModel) -> None:
 
 def _lost(name: str, given: str, plain: str) -> ValueError:
     return ValueError(
-        f"{name} is {given}, which a saved folder cannot store: the loaded model would have "
+        f"{name} is {given}, which jf.save cannot store: the loaded model would have "
         f"{plain} and give other results. Save a model with {plain}, and set your value again "
         "after loading"
     )

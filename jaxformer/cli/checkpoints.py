@@ -36,7 +36,8 @@ class RunArguments:
     """Arguments of every subcommand that uses a model."""
 
     run: Annotated[str, positional("RUN")]
-    """the model: a run folder, a saved folder, a folder in Hugging Face format or a hub id"""
+    """the model: a run folder, a folder that jf.save wrote, a folder in Hugging Face format or a
+    hub id"""
     mesh: MeshSizes | None = field(default=None, kw_only=True)
     """devices along each mesh axis to shard the model over, such as data=2,tensor=4; default: one
     device"""

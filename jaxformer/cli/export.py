@@ -23,7 +23,8 @@ class ExportArguments:
     }
 
     run: Annotated[str, positional("RUN")]
-    """the model: a run folder, a saved folder, a folder in Hugging Face format or a hub id"""
+    """the model: a run folder, a folder that jf.save wrote, a folder in Hugging Face format or a
+    hub id"""
     out: Annotated[str, positional("OUT")]
     """path to create: a folder for transformers, a file for gguf"""
     format: Literal["transformers", "gguf"] = "transformers"

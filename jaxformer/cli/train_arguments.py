@@ -57,8 +57,8 @@ class TrainArguments:
     target: Path | None = None
     """file with the translation of each line of --source"""
     init_from: str | None = None
-    """checkpoint to start from, with its tokenizer: a run folder, a saved folder, a folder in
-    Hugging Face format or a hub id; default: fresh parameters"""
+    """checkpoint to start from, with its tokenizer: a run folder, a folder that jf.save wrote, a
+    folder in Hugging Face format or a hub id; default: fresh parameters"""
     # pyrefly: ignore[invalid-literal] (the choices are computed)
     kind: Annotated[Literal[tuple(KINDS)], Spelling("model")] = "decoder"
     """kind of model"""
@@ -98,7 +98,7 @@ def read_train(argv: list[str], default: TrainArguments) -> dict[str, Any]:
     Args:
         argv: The command-line arguments after `train`. --help and --help-all print the flags and
             exit.
-        default: The default arguments, whose model determines which flags exist.
+        default: The default arguments. Their model determines which flags exist.
 
     Raises:
         ValueError: The command line cannot be parsed or a flag belongs to another model.

@@ -298,7 +298,7 @@ def _collect(
     Args:
         call: the arguments of `generate` that all batches share.
         batch: the batch.
-        blocks: the outputs of the blocks of decoding steps, in order.
+        blocks: the outputs of all decoding steps. Each entry contains a block of several steps.
         read: the values captured while the sources were encoded.
         num_keys: number of keys in the result's attention weights. Attention weights of earlier
             blocks have fewer keys, because the cache was smaller, and are padded to this number.

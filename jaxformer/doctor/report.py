@@ -128,7 +128,7 @@ def decoding_rows(found: dict) -> list[tuple[str, ...]]:
     """Returns the table rows of a decoding loop: (label, value, remark)."""
     gathered, copies = found["gathered_per_token"], found["cache_copies_per_token"]
     share = f"{gathered / found['memory']['weights']:.1%} of the weights on the device"
-    update = f"{copies:g} copies of a layer's cache per token" if copies else "in place"
+    update = f"each token copies a layer's cache {copies:g} times" if copies else "in place"
     if copies is None:
         update = "state of a fixed size"
     sent = [

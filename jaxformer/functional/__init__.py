@@ -152,7 +152,7 @@ __all__ = [
     "transformer_block",
 ]
 
-# Other names of functions in the lecture notes.
+# Names of the lecture notes, and the functions that compute the same.
 _OTHER_NAMES = {"ffn": "feed_forward", "multihead_attention": "multi_head_attention"}
 
 

@@ -3,7 +3,7 @@
 from jaxformer.models.config import architecture_name
 from jaxformer.models.config.model import ModelConfig
 
-# Labels of the sizes of one stack, by config field, in the order in which they are shown.
+# The label of each size of a stack of layers, by config field, in the order of the description.
 _STACK = {
     "num_layers": "layers",
     "embed_dim": "width",

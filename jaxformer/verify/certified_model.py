@@ -34,7 +34,7 @@ Tokens = Int[np.ndarray, "batch length"]
 Embeddings = Float[np.ndarray, "batch length dim"]
 Source = Int[np.ndarray, "1 source"] | Float[np.ndarray, "1 source features"]
 # Each result is (whether the property holds, the measurements as text, the first layer at which the
-# property fails). The layer is missing or None if it is unknown.
+# property fails). If the layer is unknown, the last entry is None or absent.
 Result = tuple[bool, str] | tuple[bool, str, str | None]
 OneSequence = Float[Array, "1 length dim"]
 Hidden = Float[Array, "batch length dim"]

@@ -236,8 +236,8 @@ def _others(inputs: Shaped[Array, "*shape"], rng: np.random.Generator) -> Shaped
 _WHY = {
     "derivative": "another method found a dependency, but the derivative is 0 at this point: terms "
     "cancel, are rounded to 0 or enter a function that is constant there (a ReLU below 0)",
-    "change": "another method found a dependency, but the new input does not change the output: "
-    "the change is rounded away or enters a function that is constant there",
+    "change": "another method found a dependency, but a change of this input does not change the "
+    "output: the change is rounded to 0, or the function is constant near this input",
     "taint": NO_PATH,
 }
 _INFINITE = "taint analysis ignores products with an exact 0, but 0 times infinity is NaN"

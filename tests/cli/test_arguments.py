@@ -218,7 +218,7 @@ def test_flag_without_value_and_switch_with_value_are_refused(parser):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("generate", "RUN is missing; give the model: a run folder, a saved folder"),
+        ("generate", "RUN is missing; give the model: a run folder, a folder that jf.save wrote"),
         ("export run", "OUT is missing; give"),
         ("compare", "RUN is missing; give"),
         ("fill-mask run", "TEXT is missing; give text with at least one [MASK]"),

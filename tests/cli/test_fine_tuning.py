@@ -62,7 +62,7 @@ def held_out_of(run, tmp_path):
 def test_fine_tuning_starts_from_the_checkpoint(kind, inputs, tmp_path, capsys):  # noqa: F811
     """The held-out loss without learning is that of `evaluate` for the checkpoint on the same text.
 
-    It is tested from a run and from a saved folder, with all weights and with an adapter. The
+    It is tested from a run and from a saved model, with all weights and with an adapter. The
     tokenizer is that of the checkpoint.
     """
     assert train(kind, inputs, "base") == 0

@@ -97,5 +97,5 @@ def test_stop_strings_need_tokens_with_defined_bytes():
         StopStrings(KINDS["WordPiece"], ("a",))
 
 
-def test_stop_strings_are_public():
+def test_stop_strings_are_part_of_the_public_api():
     assert jf.StopStrings is StopStrings

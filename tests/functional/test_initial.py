@@ -128,7 +128,7 @@ def test_user_defined_activation_preserves_signal_variance(activation):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["layer", "none"])
-def test_initial_convolutions_without_residual_preserve_signal_size(norm):
+def test_convolutions_without_residual_preserve_signal_variance_at_initialization(norm):
     config = jf.ConvolutionalConfig(
         vocab_size=VOCABULARY, max_length=LENGTH, num_layers=8, embed_dim=WIDTH, residual=False
     )

@@ -56,7 +56,7 @@ def test_code_replaced_by_a_mutation_must_occur_exactly_once(old, times):
 @pytest.mark.parametrize(
     "change", [takes(folder=abs), inside("_read", gives(None)), inside("json.dumps", gives(None))]
 )
-def test_mutation_of_a_name_that_the_function_lacks_raises_error(change):
+def test_mutating_an_undefined_name_in_a_function_raises_error(change):
     with pytest.raises(LookupError, match="does not occur"):
         Bug("no such name", "artifacts.run:_whole_lines", change, "").source()
 

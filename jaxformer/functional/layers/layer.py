@@ -34,7 +34,8 @@ class PartAt(NamedTuple):
     """Arguments of a part of a layer, in addition to its weights and its input x.
 
     Attributes:
-        tokens: the tokens of the forward pass, with the contexts of the sub-layers.
+        tokens: the tokens of the forward pass, with the masks and other contexts of the
+            sub-layers.
         states: the state of each sub-layer after the earlier tokens, by name.
         dropout_key: a random key for dropout in training; None disables dropout.
         hook: the `HookPoints` of the forward pass, which captures and replaces values.

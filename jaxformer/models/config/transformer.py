@@ -281,7 +281,7 @@ class TransformerConfig(ModelConfig):
         if self.parallel_block != "none" and (self.norm_position != "pre" or not self.residual):
             raise ValueError(
                 f"parallel_block is {self.parallel_block!r}; it needs norm_position 'pre' and "
-                "residual"
+                "residual True"
             )
         if self.positions == "rotary":
             turning = int(head_dim * self.rotary_fraction)

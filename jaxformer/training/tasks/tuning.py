@@ -16,7 +16,7 @@ from jaxformer.training.tasks.task import Measure, Score
 
 @dataclass(frozen=True)
 class Tuning(RecordTask[TuningTraining]):
-    """Task on records. The targets are the completions, or what the assistant says."""
+    """Task on records. The targets are completions or, in conversations, the assistant's turns."""
 
     measure: ClassVar[Measure] = Measure("token_accuracy", "token accuracy")
     scoring_cost: ClassVar[float] = 1.0

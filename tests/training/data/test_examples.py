@@ -113,7 +113,7 @@ def test_records_are_recognised_in_every_format(name, suffix, tmp_path):
     assert list(read_examples([path], PLAIN)) == [expected] * 2
 
 
-def test_files_without_records_are_not_tuned_on(tmp_path):
+def test_only_files_with_records_need_tuning(tmp_path):
     (tmp_path / "a.txt").write_text("the tide")
     (tmp_path / "b.jsonl").write_text("")
     (tmp_path / "c.jsonl").write_text("{")

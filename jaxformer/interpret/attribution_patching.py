@@ -26,6 +26,7 @@ from jaxformer.functional.layers.layer import layer_hook_points
 from jaxformer.functional.model import PREFIX
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.patching import (
+    AnyMetric,
     Metric,
     checked_grid,
     checked_metric,
@@ -43,7 +44,7 @@ def attribution_sweep(
     variables: Variables,
     clean: AnyArray | Inputs,
     corrupted: AnyArray | Inputs,
-    metric: Metric,
+    metric: AnyMetric,
     point: str = "attention.heads",
     *,
     axes: Iterable[str] | None = None,
@@ -55,7 +56,7 @@ def attribution_sweep(
         variables: the model's variables.
         clean: the clean text; see `patch_sweep`.
         corrupted: the corrupted text, of the same type and shape as `clean`.
-        metric: a function of the logits at one position, such as `LogitDifference`.
+        metric: a function of the logits; see `patch_sweep`.
         point: name of a hook point, from `model.hook_points`.
         axes: the axes along which patch sites differ, from "layer", "head" and "position". A patch
             site covers all entries of the remaining axes. Defaults to all axes of the hook point.
@@ -68,15 +69,15 @@ def attribution_sweep(
     """
     model.check(variables)
     read, changed = checked_pair(clean, corrupted, model.config)
-    metric = checked_metric(metric, changed, model.config.vocab_size)
+    measured = checked_metric(metric, changed, model.config.vocab_size)
     weights = variables["params"]
     grid = checked_grid(model, point, axes, weights, changed)
     if "recurrent." in point and changed.segment_ids is not None:
         raise ValueError("segment_ids are not accepted at a hook point of a recurrent layer")
-    clean_metric, captured = measure(model, weights, read, metric, Hooks((point,)))
-    base, values = measure(model, weights, changed, metric, Hooks((point,)))
+    clean_metric, captured = measure(model, weights, read, measured, Hooks((point,)))
+    base, values = measure(model, weights, changed, measured, Hooks((point,)))
     layers = _layers_with(model, point) if grid.has_layers else np.zeros(0, np.int32)
-    slopes = metric_gradient(model, weights, changed, metric, point, values[point], layers)
+    slopes = metric_gradient(model, weights, changed, measured, point, values[point], layers)
     products = np.asarray(slopes * (captured[point] - values[point]))
     kept = {"layer": 0, "head": products.ndim - 3, "position": products.ndim - 2}
     others = set(range(products.ndim)) - {kept[name] for name in grid.axes}

@@ -49,6 +49,7 @@ from jaxformer.interpret.layers import (
     weights_of_layer,
 )
 from jaxformer.interpret.patching import (
+    AnyMetric,
     Metric,
     checked_metric,
     checked_pair,
@@ -128,7 +129,7 @@ def patch_edges(
     variables: Variables,
     clean: AnyArray | Inputs,
     corrupted: AnyArray | Inputs,
-    metric: Metric,
+    metric: AnyMetric,
     edges: Sequence[HeadEdge],
     *,
     chunk: int = 32,
@@ -141,7 +142,7 @@ def patch_edges(
         variables: the model's variables.
         clean: int [batch, length], or `functional.inputs.Inputs`.
         corrupted: the corrupted text, of the same type and shape as `clean`.
-        metric: a function of the logits at one position, such as `LogitDifference`.
+        metric: a function of the logits; see `sweep.patch_sweep`.
         edges: the edges, each of which is patched in its own forward pass.
         chunk: the maximum number of forward passes at the same time. Memory is proportional to
             `chunk`.
@@ -154,14 +155,14 @@ def patch_edges(
     model.check(variables)
     chunk = whole_number("chunk", chunk, 1)
     read, changed = checked_pair(clean, corrupted, model.config)
-    metric = checked_metric(metric, changed, model.config.vocab_size)
+    measured = checked_metric(metric, changed, model.config.vocab_size)
     edges = [checked_edge(edge, transformer_config(model)) for edge in edges]
     weights = variables["params"]
     hooks = Hooks(("block.input", "attention.heads"))
-    clean_metric, of_clean = measure(model, weights, read, metric, hooks)
-    base, of_corrupted = measure(model, weights, changed, metric, hooks)
+    clean_metric, of_clean = measure(model, weights, read, measured, hooks)
+    base, of_corrupted = measure(model, weights, changed, measured, hooks)
     differences = of_clean["attention.heads"] - of_corrupted["attention.heads"]
-    state = EdgeState(weights, changed, metric, of_corrupted["block.input"], differences)
+    state = EdgeState(weights, changed, measured, of_corrupted["block.input"], differences)
     effects, done = np.zeros(len(edges), np.float32), 0
     for name in INPUTS:
         chosen = np.array([i for i, edge in enumerate(edges) if edge.receiver_input == name], int)

@@ -1,10 +1,13 @@
 """Metrics and patch locations (patch sites) of activation patching.
 
-The compiled program takes a metric, which is a pytree, as an argument. Other token ids therefore do
-not cause a recompilation. A user-defined metric is a frozen dataclass with a field `position` and a
-method `__call__`, registered with `jax.tree_util.register_dataclass`.
+A metric is a function of the logits [batch, length, vocab] of a text, or a `Metric`, which needs
+only the logits of one position. The compiled program takes a `Metric`, which is a pytree, as an
+argument. Other token ids therefore do not cause a recompilation. A user-defined `Metric` is a
+frozen dataclass with a field `position` and a method `__call__`, registered with
+`jax.tree_util.register_dataclass`.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -25,13 +28,11 @@ AXES = ("layer", "head", "position")
 
 @runtime_checkable
 class Metric(Protocol):
-    """Base class of metrics, which compute a number from the logits at one position.
+    """Base class of metrics, which compute a number from the logits at one position."""
 
-    Attributes:
-        position: the position whose logits the metric uses; negative positions count from the end.
-    """
-
-    position: Any
+    @property
+    def position(self) -> Any:
+        """The position whose logits the metric uses; negative positions count from the end."""
 
     def __call__(self, logits: Float[Array, "batch vocab"]) -> Float[Array, ""]:
         """Computes the metric from the logits at `position`, averaged over the batch."""
@@ -76,26 +77,50 @@ class LogProbability:
         return _entries(jax.nn.log_softmax(logits), self.token).mean()
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class FunctionMetric:
+    """Metric: a function of the logits at all positions.
+
+    Attributes:
+        function: function of the logits, float [batch, length, vocab], that returns a number.
+        position: not used.
+    """
+
+    function: Callable[..., Float[Array, ""]]
+    position: int = -1
+
+    def __call__(self, logits: Float[Array, "batch length vocab"]) -> Float[Array, ""]:
+        """Computes the metric from the logits of the texts."""
+        return self.function(logits)
+
+
+AnyMetric = Metric | Callable[..., Float[Array, ""]]
+
+
 def _entries(logits: Float[Array, "batch vocab"], tokens: Any) -> Float[Array, " batch"]:
     return logits[jnp.arange(len(logits), dtype=jnp.int32), jnp.asarray(tokens)]
 
 
-def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Any:
-    """Checks a metric and returns the metric with a nonnegative position.
+def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Metric:
+    """Checks a metric, and returns a `Metric` with a nonnegative position.
 
     Args:
-        metric: a `Metric`.
+        metric: a `Metric`, or a function of the logits.
         inputs: the model's inputs.
         vocab_size: the number of token ids.
 
     Raises:
         ValueError: `metric` is not a metric, or its position or a token id is out of range.
     """
+    if callable(metric) and not is_dataclass(metric) and not isinstance(metric, type | tuple):
+        return FunctionMetric(metric)
     is_value = is_dataclass(metric) and not isinstance(metric, type)
     if not is_value or not isinstance(metric, Metric) or jax.tree_util.all_leaves([metric]):
         raise ValueError(
-            f"metric is a {type(metric).__name__}; it must be a LogitDifference, a LogProbability "
-            "or another registered dataclass with a position and __call__(logits)"
+            f"metric is a {type(metric).__name__}; it must be a function of the logits, a "
+            "LogitDifference, a LogProbability or another registered dataclass with a position and "
+            "__call__(logits)"
         )
     batch, length = inputs.tokens.shape[:2]
     position = np.asarray(metric.position)
@@ -193,14 +218,27 @@ def pad_sites(sites: Site, multiple: int) -> Site:
 
 
 def run_metric(
-    model: LanguageModel, weights: Weights, inputs: Inputs, metric: Metric, hooks: Hooks = NO_HOOKS
+    model: LanguageModel,
+    weights: Weights,
+    inputs: Inputs,
+    metric: Metric,
+    hooks: Hooks = NO_HOOKS,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Runs a forward pass and computes a metric from the logits at its position.
+    """Runs a forward pass and computes a metric from the logits.
+
+    For a `Metric`, the logits are computed only at the position of the metric.
 
     Returns:
         (value of the metric, captured values).
     """
     passed = model.forward(weights, inputs, hooks=hooks)
+    if isinstance(metric, FunctionMetric):
+        value = metric(model.logits(weights, passed.hidden))
+        if jnp.shape(value) != ():
+            raise ValueError(
+                f"metric returns an array of shape {jnp.shape(value)}; it must return one number"
+            )
+        return value, passed.captured
     hidden = jax.lax.dynamic_slice_in_dim(passed.hidden, metric.position, 1, axis=1)
     return metric(model.logits(weights, hidden)[:, 0]), passed.captured
 

@@ -48,6 +48,8 @@ from jaxformer.interpret.layers import (
     self_attention_layer,
 )
 from jaxformer.interpret.patching import (
+    AnyMetric,
+    FunctionMetric,
     Grid,
     Metric,
     Site,
@@ -127,7 +129,7 @@ def patch_sweep(
     variables: Variables,
     clean: AnyArray | Inputs,
     corrupted: AnyArray | Inputs,
-    metric: Metric,
+    metric: AnyMetric,
     point: str = "attention.heads",
     *,
     axes: Iterable[str] | None = None,
@@ -148,7 +150,8 @@ def patch_sweep(
         clean: the clean text: int [batch, length], or `functional.inputs.Inputs` with a source,
             segment ids or token type ids.
         corrupted: the corrupted text, of the same type and shape as `clean`.
-        metric: a function of the logits at one position, such as `LogitDifference`.
+        metric: a function of the logits [batch, length, vocab], or a metric of the logits at one
+            position, such as `LogitDifference`.
         point: name of a hook point, from `model.hook_points`.
         axes: the axes along which patch sites differ, from "layer", "head" and "position". A patch
             site covers all entries of the remaining axes. Defaults to all axes of the hook point.
@@ -162,14 +165,14 @@ def patch_sweep(
     model.check(variables)
     chunk = whole_number("chunk", chunk, 1)
     read, changed = checked_pair(clean, corrupted, model.config)
-    metric = checked_metric(metric, changed, model.config.vocab_size)
+    measured = checked_metric(metric, changed, model.config.vocab_size)
     weights = variables["params"]
     grid = checked_grid(model, point, axes, weights, changed)
-    resumes = can_resume(model, changed, grid)
+    resumes = can_resume(model, changed, grid) and not isinstance(measured, FunctionMetric)
     names = dict.fromkeys((*_RESUMED_VALUES, point)) if resumes else ()
-    clean_metric, captured = measure(model, weights, read, metric, Hooks((point,)))
-    base, values = measure(model, weights, changed, metric, Hooks(tuple(names)))
-    state = SweepState(weights, changed, metric, captured[point], base, values)
+    clean_metric, captured = measure(model, weights, read, measured, Hooks((point,)))
+    base, values = measure(model, weights, changed, measured, Hooks(tuple(names)))
+    state = SweepState(weights, changed, measured, captured[point], base, values)
     run = resumed_metrics if resumes else whole_metrics
     metrics = run(model, grid, state, chunk, on_progress or (lambda done, total: None))
     return Sweep(metrics - np.float32(base), float(clean_metric), float(base), grid.axes)

@@ -243,7 +243,7 @@ WRONG = {
     r"clean has shape \(4,\); it must be int \[batch, length\]": {"clean": TOKENS[0]},
     "tokens contain id 13, but vocab_size is 13": {"corrupted": 13 * TOKENS},
     "chunk is 0": {"chunk": 0},
-    "metric is a function": {"metric": lambda logits: logits[0, 0]},
+    r"metric returns an array of shape \(13,\)": {"metric": lambda logits: logits[0, 0]},
     "metric is a Inputs": {"metric": Inputs(TOKENS)},
     "metric is a NamedMetric": {"metric": NamedMetric(1)},
     "metric is a Unregistered": {"metric": Unregistered(1)},
@@ -265,3 +265,23 @@ def test_patch_sweep_raises_error_that_names_the_invalid_argument(message):
     given = {"clean": TOKENS, "corrupted": TOKENS, "metric": METRIC, **WRONG[message]}
     with pytest.raises(ValueError, match=message):
         patch_sweep(model, tiny.weights(model, 0), **given)
+
+
+@few
+@given(seed=tiny.seeds)
+def test_function_of_all_logits_equals_the_metric_at_one_position(seed):
+    """In activation patching of heads, and of the embedding."""
+    model, variables, clean, corrupted = setup("llama", seed)
+
+    def difference(logits):
+        right = logits[np.arange(BATCH), -2, np.array(METRIC.right)]
+        return (right - logits[:, -2, METRIC.wrong]).mean()
+
+    for point in ("attention.heads", "embedding"):
+        arguments = (model, variables, clean, corrupted)
+        found = patch_sweep(*arguments, difference, point)
+        expected = patch_sweep(*arguments, METRIC, point)
+        tiny.close(found.effects, expected.effects, 3e-5)
+        assert abs(found.clean - expected.clean) < 1e-4
+    with pytest.raises(ValueError, match=r"metric returns an array of shape \(2, 4\)"):
+        patch_sweep(*arguments, lambda logits: logits[..., 0])

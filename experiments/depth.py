@@ -29,7 +29,7 @@ from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step, updates
 
 LENGTH, BATCH = 64, 4
-# The picture draws smaller gradient norms at this value.
+# The picture shows gradient norms below this value as this value.
 LEAST = 1e-12
 
 # Each value is (norm position, whether the initial weights of the blocks are drawn from

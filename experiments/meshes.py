@@ -13,8 +13,9 @@ decoders with the layers of a published family. Only mixture-of-experts models r
 the axis "expert".
 
 A rounding difference can change which expert a router chooses. With `--control`, the script also
-trains on one device from weights that were changed by about one rounding error. A mesh is correct
-if it differs from one device by no more than this control run does.
+trains on one device from weights that were changed by about one rounding error. A mesh
+passes if its results differ from those of one device by no more than the results of this control
+run do.
 """
 
 import itertools

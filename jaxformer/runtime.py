@@ -32,7 +32,7 @@ def tune_cpu_runtime() -> None:
 
 # Options of mallopt, with the numbers in malloc.h.
 _MALLOC_OPTIONS = {
-    # M_MMAP_MAX: malloc never uses mmap for a single allocation.
+    # M_MMAP_MAX = 0: malloc does not use mmap for any allocation.
     -4: 0,
     # M_TRIM_THRESHOLD: malloc never returns the top of the heap to the kernel.
     -1: -1,

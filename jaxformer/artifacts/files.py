@@ -223,8 +223,8 @@ def next_free(folder: Path, name: str, *suffixes: str) -> Path:
     Args:
         folder: The folder.
         name: The preferred file name, without a suffix.
-        *suffixes: The suffixes of the files to write, such as ".png". The returned name is free
-            with every suffix, and the returned path ends with the first suffix of the call.
+        *suffixes: The suffixes of the files to write, such as ".png". No file with the returned
+            name and one of the suffixes exists. The returned path ends with the first suffix.
     """
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     groups = ([folder / f"{x}{suffix}" for suffix in suffixes or ("",)] for x in names)

@@ -8,8 +8,9 @@ import tokenizers
 NUM_BYTES = 256
 # Name of a token that stands for one byte, for characters without a token of their own.
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
-# Decoder steps that change each token independently of the tokens around it. "Strip" is accepted,
-# because it only removes a space at the beginning of a text, and generated tokens follow a prompt.
+# Decoder steps that change each token independently of the tokens around it. "Strip" only
+# removes a space at the beginning of a text, so it does not change generated tokens, which follow a
+# prompt.
 _BY_TOKEN = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 

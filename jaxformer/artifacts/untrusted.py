@@ -343,8 +343,8 @@ def in_pieces(
         if not place:
             raise ValueError(
                 "the text is too long for a pattern of the tokenizer and must be split, but every "
-                f"split of the {LONGEST_PIECE} characters from character {begin} on would change "
-                "their tokens; insert a line break there"
+                f"split between the characters {begin} and {begin + LONGEST_PIECE} would change "
+                "the tokens; insert a line break between these characters"
             )
         yield begin, whole[:length]
         begin += place

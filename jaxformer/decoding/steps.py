@@ -127,8 +127,8 @@ def choose_first(
         logits: float32 [batch, vocab], at the last token of each prompt.
         captured: the values captured at the last token of each prompt.
         choice: how tokens are chosen.
-        batch_size: int [], number of batch elements, without elements that were added as padding;
-            None without such elements. Added elements count as stopped.
+        batch_size: int [], the number of batch elements that are not padding; None if no element is
+            padding. Added elements count as stopped.
         generated: int [batch, room], filled with NO_TOKEN; required for constraints.
 
     Returns:

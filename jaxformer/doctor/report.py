@@ -101,7 +101,9 @@ def _missing() -> dict[str, str]:
     found = {f"{x}: {use}": how for x, (use, how) in OPTIONAL.items() if find_spec(x) is None}
     for name, target in TARGETS.items():
         if how := missing_compiler(parse_target(target)):
-            found[f"{name.upper()} compiler: analysis of programs for absent devices"] = how
+            found[
+                f"{name.upper()} compiler: analyses programs for devices that this machine lacks"
+            ] = how
     return found
 
 

@@ -180,7 +180,7 @@ def _members(annotation: Any) -> tuple:
 
 
 def _types(alternatives: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the types for isinstance, with NumPy's types for numbers and flags."""
+    """Returns the types for `isinstance`, which include NumPy's numbers and booleans."""
     return tuple(kind for hint in alternatives for kind in _ALSO.get(hint, (hint,)))
 
 

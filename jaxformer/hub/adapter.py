@@ -191,8 +191,8 @@ class Targets:
         excluded: Names of linear layers that have no update, in the format of `modules`.
         layers: The indices of the adapted layers, or None for all layers.
         layer_lists: Regular expressions for the names of module lists, such as "layers". An index
-            in `layers` selects an entry of each list with a matching name or, if `layer_lists` is
-            empty, of every list.
+            in `layers` selects an entry of each list whose name matches. If `layer_lists` is empty,
+            it selects an entry of every list.
     """
 
     modules: str | tuple[str, ...]

@@ -213,7 +213,7 @@ class Options:
                 continue
             if read_by_class is None or key in read_by_class:
                 raise self.error(
-                    key, "jaxformer does not implement this option, which may change results"
+                    key, "jaxformer does not implement this option, so results might differ"
                 )
             self.unread.append(key)
         if len(self.unread) > _MOST_UNREAD:

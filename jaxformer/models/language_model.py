@@ -170,8 +170,9 @@ class LanguageModel(nn.Module):
             segment_ids: the number of each token's document, such as 1, 1, 2, 2, and 0 for
                 padding. If None, each sequence is one document.
             token_type_ids: token types, for a model with token types; all 0 if None.
-            source: for a model with an encoder, int [batch, source], or embeddings; float [batch,
-                source, source_features] if the config has `source_features`.
+            source: the input of the encoder: int [batch, source], or embeddings, float [batch,
+                source, embed_dim]. If the config has `source_features`, it must be float [batch,
+                source, source_features].
             source_segment_ids: 0 for padding of the source, and 1 for tokens. If None, the source
                 has no padding.
         """

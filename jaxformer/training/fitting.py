@@ -228,7 +228,7 @@ def _parallel_layers(settings: Settings) -> None:
 
 
 def _tied_width(settings: Settings) -> None:
-    """Keeps embed_dim and hidden_dim in proportion, or equal with tied embeddings."""
+    """Scales embed_dim and hidden_dim by one factor; tied embeddings make both equal."""
     before, hidden = settings.preset, settings["hidden_dim"]
     if hidden is None:
         return

@@ -1,4 +1,4 @@
-"""Checks the messages of a conversation, and marks what their authors wrote.
+"""Checks the messages of a conversation, and marks the text that their authors wrote.
 
 A message is a dict with a `role` and a `content`, as in transformers and in OpenAI's interface.
 """
@@ -166,12 +166,12 @@ class SpecialTokenBreaker:
         return value
 
     def _break_tokens(self, text: str) -> str:
-        """Returns a text with marks in whole special tokens."""
+        """Returns a text with a mark in each complete special token."""
         text = self._single.sub(lambda match: self._mark_before + match[0], text)
         return self._inner.sub(self._mark, text)
 
     def _break_text(self, text: str) -> str:
-        """Returns a text with marks in special tokens, and at parts of them."""
+        """Returns a text with a mark in each special token, and in each part of a special token."""
         text = self._break_tokens(text)
         text = self._end.sub(lambda match: match[0] + self._mark, text)
         part = text.strip()

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from jaxformer.artifacts.chat.template import Chat
 
 Message = dict[str, Any]
-# A prompt that ends with this word opens the assistant's reasoning, which the assistant says.
+# If a prompt ends with this word, the next tokens are the assistant's reasoning. They count as
+# tokens of the assistant.
 _REASONING = "<think>"
 # The first of the unused characters mark single places; the others mark one message each.
 _SINGLE_MARKS = 8
@@ -127,7 +128,8 @@ class _Finder:
         before, header = self._header(earlier, index)
         if self.text.startswith(before + header):
             return len(before + header)
-        # An earlier turn is written in another way here: find the header behind it.
+        # The template writes earlier turns differently from the last one, so the header is
+        # searched for after the earlier turns.
         place = self.text.find(header, self._earlier_end(index))
         if not header or place < 0:
             raise self.refusal(index, "the prompt for it does not occur before it")

@@ -192,7 +192,7 @@ def _map_blocks(expert: FeedForward) -> Callable[..., Float[Array, "blocks rows 
                 found = jax.vjp(one, *operands)[1](cotangent)
                 return jax.tree.map(_zeros_of_integers, found, operands)
 
-            # The sums are computed outside `cond`, because `cond` would copy them.
+            # The sums are computed outside `cond`, because `cond` would copy its results.
             of_weights, *of_rows = jax.lax.cond(
                 is_empty(weights, owner), lambda: jax.tree.map(jnp.zeros_like, operands), compute
             )

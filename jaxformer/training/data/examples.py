@@ -95,7 +95,7 @@ def _first_fields(paths: Sequence[Path | str]) -> dict[str, Any]:
     for source in find_records(paths):
         try:
             first = next(source.records(), None)
-        except (OSError, ValueError):  # Reading the data reports the error.
+        except (OSError, ValueError):  # The error is reported later, when the data is read.
             return {}
         return first.fields if first is not None and isinstance(first.fields, dict) else {}
     return {}

@@ -89,7 +89,8 @@ def _read_columns(path: Path) -> list[Pair]:
     suffix = format_suffix(path.name)
     if suffix not in _COLUMNS:
         raise ValueError(
-            f"{path}: --target is missing; a file with both sides must be {', '.join(_COLUMNS)}"
+            f"{path}: --target is missing; only files with the suffixes {', '.join(_COLUMNS)} can "
+            "contain both sources and targets"
         )
     pairs = []
     for number, line in enumerate(_read_lines(path), 1):

@@ -73,7 +73,7 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
         self._tokens, self._length, self._seed, self._starts = tokens, length, seed, starts
         self._indices, self._accumulate = share.indices(batch_size, accumulate), accumulate
         digest = hashlib.blake2b(np.ascontiguousarray(tokens).data, digest_size=16).digest()
-        # `digest` is hashed again, because checkpoints of earlier versions contain the second hash.
+        # Checkpoints contain the hash of `digest`, not `digest`.
         corpus = hashlib.blake2b(digest, digest_size=16).hexdigest()
         documents = None if starts is None else len(starts)
         self._identity = {**sizes, "corpus": corpus, "documents": documents}
@@ -139,8 +139,8 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
         """Returns the token indices of a batch, and the remaining number of targets in the epoch.
 
         Returns:
-            (the result of `places`, the number of targets from the start of each window to the end
-            of the epoch: int [accumulate, batch, 1]).
+            (indices, remaining): the result of `places` and, for each window, the number of targets
+            from its start to the end of the epoch, int [accumulate, batch, 1].
         """
         first = index * self._identity["batch_size"]
         epoch, place = np.divmod(first + self._indices, self.num_windows)

@@ -135,7 +135,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_template_whose_answers_cannot_be_found_is_refused_by_name(name, tmp_path):
+def test_error_names_the_template_whose_answers_cannot_be_found(name, tmp_path):
     source, number = REFUSED[name]
     chat = chats.make_tokenizer(tmp_path, source).apply_chat_template([*SAY, *SAY][:number])
     message = error_of(lambda: chat.assistant_mask)

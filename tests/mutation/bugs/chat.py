@@ -72,7 +72,7 @@ BUGS = (
         "the mask may miss the text of the turn",
         "artifacts.chat.spans:_Finder.span",
         Replace("has_others", "False"),
-        f"{MASKS}::test_template_whose_answers_cannot_be_found_is_refused_by_name",
+        f"{MASKS}::test_error_names_the_template_whose_answers_cannot_be_found",
     ),
     Bug(
         "the prompt is not compared at the level of tokens",

@@ -120,7 +120,7 @@ def test_one_file_may_contain_both_source_and_target_texts(tmp_path):
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("a.txt", "one\tun\n", "a.txt: --target is missing; a file with both sides must be"),
+        ("a.txt", "one\tun\n", "a.txt: --target is missing; only files with the suffixes"),
         ("a.tsv", "one\tun\ntwo\n", "a.tsv: line 2 has 1 columns"),
         ("a.tsv", "one\tun\tdeux\n", "a.tsv: line 1 has 3 columns"),
         ("a.tsv", "one\t \n", "a.tsv: line 1 is empty"),

@@ -32,7 +32,14 @@ import reference  # noqa: E402 (found by the line above)
 project = html_title = "jaxformer"
 root_doc = "README"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-include_patterns = ["*.md", "docs/*.md", "docs/api/*.md", "experiments/*.md", "tests/*.md"]
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/api/*.md",
+    "docs/exercises/*.md",
+    "experiments/*.md",
+    "tests/*.md",
+]
 exclude_patterns = [".*", "build", "jaxformer", "runs"]
 myst_heading_anchors = 3
 myst_enable_extensions = ["dollarmath"]

@@ -1,0 +1,99 @@
+"""The grader of docs/exercises gives all points to the solutions, and none to empty notebooks."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[1]
+FOLDER = PROJECT / "docs" / "exercises"
+LECTURES = ("10", "11", "13")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def graded(path):
+    """Returns (exit status, {exercise: (points, most)}, (total, most), output)."""
+    words = ["-m", "pytest", "-n0", "-p", "no:cacheprovider", str(FOLDER), "--student", str(path)]
+    run = subprocess.run([sys.executable, *words], cwd=PROJECT, capture_output=True, text=True)
+    rows = re.findall(r"^(\d+) of (\d+)  (.+)$", run.stdout, re.MULTILINE)
+    total = re.search(r"^(\d+) of (\d+) points$", run.stdout, re.MULTILINE)
+    points = {title: (int(got), int(most)) for got, most, title in rows}
+    return (
+        run.returncode,
+        points,
+        total and tuple(map(int, total.groups())),
+        run.stdout + run.stderr,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lecture", LECTURES)
+def test_solutions_get_all_points(lecture):
+    status, points, total, said = graded(FOLDER / "solutions" / f"lecture_{lecture}.py")
+    assert status == 0, said
+    assert len(points) >= 6 and all(got == most for got, most in points.values())
+    assert total == tuple(map(sum, zip(*points.values(), strict=True)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lecture", LECTURES)
+def test_notebooks_with_gaps_get_no_points(lecture):
+    status, points, total, said = graded(FOLDER / f"lecture-{lecture}.ipynb")
+    assert status == 1, said
+    assert len(points) >= 6 and total[0] == 0 < total[1]
+
+
+def test_there_are_at_least_20_exercises():
+    tests = [re.findall(r"^def test_", path.read_text(), re.M) for path in FOLDER.glob("test_*.py")]
+    assert sum(map(len, tests)) >= 20
+
+
+def test_notebooks_are_those_that_build_writes(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import build
+
+    notebooks = build.notebooks()
+    assert sorted(notebooks) == sorted(FOLDER.glob("*.ipynb"))
+    for path, content in notebooks.items():
+        assert path.read_text() == content, f"run python docs/exercises/build.py: {path.name}"
+        cells = json.loads(content)["cells"]
+        code = ["".join(x["source"]) for x in cells if x["cell_type"] == "code"]
+        assert "%pip install" in code[0]
+        assert sum(text.count("raise NotImplementedError") for text in code) >= 6
+        assert "# solution" not in content
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (None, "does not exist"),
+        ("{}", "is not a notebook"),
+        (json.dumps({"cells": []}), "has no title such as '# Lecture 10'"),
+    ],
+)
+def test_grader_names_a_file_that_it_cannot_read(text, message, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from student import Submission
+
+    path = tmp_path / "mine.ipynb"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Submission(path)
+
+
+def test_failed_cell_does_not_stop_later_cells(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from student import Submission
+
+    path = tmp_path / "mine.py"
+    path.write_text("# %% [markdown]\n# # Lecture 10: mine\n# %%\n1 / 0\n# %%\ndef f(): return 7\n")
+    found = Submission(path)
+    assert found.lecture == 10 and found.f() == 7
+    with pytest.raises(
+        AssertionError, match="does not define `g`; cells failed: ZeroDivisionError"
+    ):
+        _ = found.g

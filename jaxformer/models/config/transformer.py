@@ -11,6 +11,7 @@ from jaxformer.models.config.check import (
     check_not_empty,
     check_positive,
     entries,
+    shown,
 )
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Needs, all_of, any_of, is_above, is_given, is_one_of
@@ -254,6 +255,13 @@ class TransformerConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         """Checks the fields."""
+        for name in ("activation", "positions"):
+            value = getattr(self, name)
+            if callable(value) or getattr(value, "ndim", 0):
+                raise ValueError(
+                    f"{name} is {shown(value)}; a config takes a name. Pass a function or an array "
+                    f"to the model, as in jf.Decoder(config, {name}=…)"
+                )
         super().__post_init__()
         check_at_least(1, self, "vocab_size", "max_length", "num_layers", "embed_dim", "num_heads")
         check_at_least(1, self, "num_kv_heads", "head_dim", "mlp_dim", "relative_distance")

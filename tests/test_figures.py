@@ -137,7 +137,7 @@ def _flax_classes() -> str:
 
 
 def _number_of_flax_models() -> str:
-    return f"compares {len(figures('flax-classes-cpu')['cases'])} tiny models"
+    return f"transformers 4.49 saved {len(figures('flax-classes-cpu')['cases'])} tiny models"
 
 
 def _memory_of_loading() -> str:

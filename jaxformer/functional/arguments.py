@@ -189,7 +189,7 @@ def _is_array(value: object) -> bool:
 
 
 def _refusal(name: str, value: object, hints: tuple, fitting: list[str]) -> Exception:
-    accepted = " or ".join(map(_words, hints))
+    accepted = " or ".join(dict.fromkeys(map(_words, hints)))
     where = f", with {', '.join(fitting)}" if fitting else ""
     if _is_array(value) and any(isinstance(hint, _ArrayHint) for hint in hints):
         return ValueError(f"{name} is {_form(value)}; it must be {accepted}{where}")

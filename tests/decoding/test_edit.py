@@ -23,11 +23,15 @@ BATCH, LENGTH, NEW = 2, tiny.LENGTH, 4
 
 
 def twist(value, at, shift):
-    """A function of the value, of its layer and of the positions of its tokens."""
+    """A function of the value, of its layer and of the positions of its tokens.
+
+    The factor differs between features, because a norm would undo a common factor.
+    """
     layer = 0 if at.layer is None else at.layer
     turn = jnp.sin(jnp.broadcast_to(at.positions, value.shape[:1] + value.shape[-2:-1]) + layer)
     turn = turn.reshape(len(value), *[1] * (value.ndim - 3), -1, 1)
-    return value * (1 + 0.1 * turn) + shift * turn
+    odd = jnp.arange(value.shape[-1]) % 2
+    return value * (1 + 0.1 * turn * odd) + shift * turn * odd
 
 
 def keep(value, at):

@@ -30,7 +30,9 @@ def test_result_with_large_arrays_is_described_on_one_short_line(name):
     assert "\n" not in text and len(text) < 60 * (1 + len(kind._fields))
 
 
-@given(st.text(max_size=300), st.floats(width=32), st.dictionaries(st.text(max_size=9), st.integers()))
+@given(
+    st.text(max_size=300), st.floats(width=32), st.dictionaries(st.text(max_size=9), st.integers())
+)
 def test_summary_of_any_fields_is_one_short_line(text, number, entries):
     found = summary(Sweep(np.zeros(3), number, np.float32(number), (text, entries)))
     assert "\n" not in found and len(found) < 250

@@ -59,7 +59,8 @@ def _check_reading(
             or has more tokens than the model has positions.
     """
     least, most = model.minimum_prefill, model.config.max_length
-    if cache.reach is not None and model.config.positions != "learned":
+    positions = model.architecture.embedding.positions
+    if cache.reach is not None and not (positions and positions.is_table):
         # With a ring buffer, only the dtype of positions limits the number of tokens.
         most = np.iinfo(np.int32).max
     if least == 1 and needed <= most:

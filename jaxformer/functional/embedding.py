@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from base64 import b64decode, b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -150,6 +150,8 @@ class LearnedPositions:
         offset: the index of position 0 in the table (2 in RoBERTa and BART).
     """
 
+    is_table: ClassVar[bool] = True
+
     length: int
     offset: int = 0
 
@@ -171,6 +173,8 @@ class SinusoidalPositions:
     Attributes:
         halves: whether all sines precede all cosines.
     """
+
+    is_table: ClassVar[bool] = False
 
     halves: bool = False
 
@@ -195,6 +199,8 @@ class TablePositions:
         dim: the number of features of a vector.
         numbers: the vectors, float32 [length, dim] in base 64.
     """
+
+    is_table: ClassVar[bool] = True
 
     length: int
     dim: int
@@ -239,6 +245,8 @@ class FunctionPositions:
             returns the position vectors, float [tokens, dim].
     """
 
+    is_table: ClassVar[bool] = False
+
     compute: Callable[[Any, int], Any]
 
     def add(
@@ -263,6 +271,7 @@ class FunctionPositions:
         return x + vectors.reshape(shape).astype(x.dtype)
 
 
+# `is_table` says whether only a limited number of positions have vectors.
 PositionVectors = LearnedPositions | SinusoidalPositions | TablePositions | FunctionPositions
 
 

@@ -10,6 +10,7 @@ The second-to-last axis of every value at a hook point is the token axis.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -180,16 +181,14 @@ class Edit:
                     f"patch {name!r}: layers contain {layer}; the layers with this hook point are "
                     f"{', '.join(map(str, layers))}"
                 )
-        edits = []
-        for layer in layers:
-            edit = self.for_token(jnp.asarray(0), 0)
+        edits: list[Edit] = [copy(self) for _ in layers]
+        for edit, layer in zip(edits, layers, strict=True):
             edit.layer = jnp.asarray(layer, jnp.int32)
-            edits.append(edit)
         return edits
 
     def for_token(self, index: Int[Array, ""], length: int) -> "Edit":
-        """Returns a copy: the function reads the value of one token like that of several tokens."""
-        return jax.tree.unflatten(jax.tree.structure(self), jax.tree.leaves(self))
+        """Returns the edit, whose function takes the value of one token like that of several."""
+        return self
 
     def changed(
         self, name: str, value: Shaped[Array, "*shape"], points: "HookPoints"
@@ -213,7 +212,7 @@ class Edit:
             )
         new = jnp.asarray(new, value.dtype)
         where: Any = True
-        if self.layers is not None and self.layer is not None:
+        if self.layers is not None:
             where = (self.layer == jnp.asarray(self.layers, jnp.int32)).any()
         if self.positions is not None:
             is_there = points.matches(self.positions).any(axis=-1)

@@ -139,6 +139,22 @@ def test_positions_of_cached_chunks_equal_those_of_one_pass(seed, segment_ids, c
     tiny.close(found, logits(model, seed, segment_ids), where=segment_ids != 0)
 
 
+def test_only_positions_of_an_array_limit_the_length_of_a_ring_buffer():
+    """A model with a window decodes past max_length, if its positions are a function."""
+    plain = tiny.build(positions="none", window=3, max_length=16)
+    variables, tokens = tiny.weights(plain, 0), tiny.tokens(0, 1, 12)
+    vectors = tiny.embeddings(1, 16, 8)
+
+    def extended(positions):
+        model = with_parts(plain, positions=positions)
+        cache = jf.init_cache(model, variables, 1, 16, ring=True)
+        _, cache = jf.extend(model, variables, tokens, cache)
+        return jf.extend(model, variables, tokens, cache)[0]
+
+    assert np.isfinite(extended(wave)).all()
+    assert "max_length is 16" in error_of(extended, vectors)
+
+
 def test_own_positions_replace_the_learned_table():
     model = with_parts(tiny.build(positions="learned"), positions=wave)
     assert "positions" not in init(model, jax.random.key(0))["params"]["embedding"]

@@ -317,7 +317,7 @@ class TableMask(Mask):
 
     Attributes:
         size: the number of positions.
-        bits: the rows of the table, one after another, each bit as "0" or "1" in base 64.
+        bits: the entries of the table, row by row, one bit for each entry, in base 64.
     """
 
     size: int
@@ -340,8 +340,7 @@ class TableMask(Mask):
 
     def table(self) -> Bool[np.ndarray, "size size"]:
         """Returns the table."""
-        packed = np.frombuffer(b64decode(self.bits), np.uint8)
-        return np.unpackbits(packed, count=self.size**2).astype(bool).reshape(self.size, self.size)
+        return _unpacked(self.size, self.bits)
 
     def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
         """See `Mask`."""
@@ -360,6 +359,12 @@ class TableMask(Mask):
         """See `Mask`."""
         later = np.flatnonzero(np.triu(self.table(), 1).any(axis=0))
         return int(later[-1]) + 1 if len(later) else 1
+
+
+@cache
+def _unpacked(size: int, bits: str) -> Bool[np.ndarray, "size size"]:
+    packed = np.frombuffer(b64decode(bits), np.uint8)
+    return np.unpackbits(packed, count=size**2).astype(bool).reshape(size, size)
 
 
 @jax.tree_util.register_static

@@ -117,6 +117,12 @@ BUGS = (
         f"{OWN}::test_positions_as_array_or_function_equal_the_named_positions",
     ),
     Bug(
+        "a ring buffer has no limit for positions that are an array",
+        "decoding.loop_cache:_check_reading",
+        Replace("not (positions and positions.is_table)", "model.config.positions != 'learned'"),
+        f"{OWN}::test_only_positions_of_an_array_limit_the_length_of_a_ring_buffer",
+    ),
+    Bug(
         "the user's activation is ignored",
         "models.builders.transformers:_layer",
         Replace("own.activation or config.activation", "config.activation"),

@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass
 from inspect import isabstract, ismethod
 from typing import Any, Literal
 
-from jaxformer.functional import embedding
-from jaxformer.functional.attention import masks, scores
+from jaxformer.functional import position_vectors
+from jaxformer.functional.attention import masks, own_masks, scores
 from jaxformer.functional.layers import (
     attention,
     convolution,
@@ -33,7 +33,8 @@ from jaxformer.models.config.transformer import RotaryScaling
 Named = type | Callable[..., Any]
 
 _MIXERS = (attention, convolution, cross_attention, gated_delta, recurrent, short_convolution)
-_MODULES = (embedding, experts, feedforward, layer, masks, norms, plain, scores, *_MIXERS)
+_MODULES = (experts, feedforward, layer, masks, norms, own_masks, plain, position_vectors, scores)
+_MODULES += _MIXERS
 # The dataclasses for layers, for masks and for parts of them, by the name of the class.
 _KNOWN = {RotaryScaling.__name__: RotaryScaling} | {
     name: kind

@@ -10,7 +10,6 @@ from jaxformer.functional.attention.formula import explicit_attention, softmax
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Causal, Mask, Packed, Padding, Prefix, Window
 from jaxformer.functional.attention.token_info import TokenInfo
-from jaxformer.functional.embedding import embed, encode_positions
 from jaxformer.functional.layers.attention import Attention
 from jaxformer.functional.layers.convolution import (
     Convolution,
@@ -60,8 +59,10 @@ from jaxformer.functional.losses.preference import (
     token_entropies,
     token_log_probs,
 )
+from jaxformer.functional.position_vectors import encode_positions
 from jaxformer.functional.positions import rotary, sinusoidal_positions
 from jaxformer.functional.stack import Stack
+from jaxformer.functional.tables import embed
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.transformer import (
     add_residual,

@@ -1,26 +1,21 @@
 """Embeddings, which convert token ids or float features to vectors."""
 
 from abc import ABC, abstractmethod
-from base64 import b64decode, b64encode
-from collections.abc import Callable
-from dataclasses import dataclass, is_dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 
-from jaxformer.functional.arguments import checks_arguments
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.hooks import HookPoints
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.norms import Norm
 from jaxformer.functional.linear.affine import init_linear, linear
-from jaxformer.functional.linear.kernels import Int8Table
-from jaxformer.functional.placement import OneDevice, Placement
-from jaxformer.functional.positions import sinusoidal_positions
+from jaxformer.functional.placement import Placement
+from jaxformer.functional.position_vectors import LearnedPositions, PositionVectors
 from jaxformer.functional.symbolic import nan_if_longer
+from jaxformer.functional.tables import look_up
 from jaxformer.functional.trees import Weights
 
 
@@ -35,7 +30,7 @@ def embed_tokens(
     The vector of an id outside the table is NaN.
     """
     if jnp.issubdtype(tokens.dtype, jnp.integer):
-        return _look_up(weights["tokens"], tokens, dtype, placement)
+        return look_up(weights["tokens"], tokens, dtype, placement)
     return tokens.astype(dtype)
 
 
@@ -50,78 +45,7 @@ def add_token_types(
         return x
     if token_type_ids is None:
         return x + weights["token_types"][0].astype(x.dtype)
-    return x + _look_up(weights["token_types"], token_type_ids, x.dtype, placement)
-
-
-def _look_up(
-    table: Float[Array, "words dim"] | Int8Table,
-    index: Int[Array, "*batch"],
-    dtype: DTypeLike,
-    placement: Placement,
-) -> Float[Array, "*batch dim"]:
-    in_table = (index >= 0) & (index < table.shape[0])
-    # `jnp.take` would count a negative index from the end of the table.
-    index = jnp.where(in_table, index, table.shape[0])
-
-    def take(index: Int[Array, "*batch"]) -> Float[Array, "*batch dim"]:
-        if isinstance(table, Int8Table):
-            return table.take(index)
-        return jnp.take(table, index, axis=0, mode="fill", fill_value=jnp.nan)
-
-    return placement.look_up(take, index, table.shape[0], dtype)
-
-
-def _check_positions(x: Float[Array, "*batch length dim"], positions: Any) -> None:
-    """Raises ValueError if position vectors do not fit x."""
-    if positions is None or callable(positions):
-        return
-    length, dim = x.shape[-2:]
-    shape = getattr(positions, "shape", None)
-    if shape is None:
-        raise TypeError(
-            f"positions is a {type(positions).__name__}; it must be an array or a function"
-        )
-    if len(shape) != 2 or shape[0] < length or shape[1] != dim:
-        raise ValueError(
-            f"positions has shape {shape}; it must be [at least {length}, {dim}] for x {x.shape}"
-        )
-
-
-@checks_arguments()
-def embed(
-    table: Float[Array, "words dim"], tokens: Int[Array, "*batch length"]
-) -> Float[Array, "*batch length dim"]:
-    """Looks up the vectors e_i of token ids; the vector of an id outside the table is NaN."""
-    return _look_up(table, jnp.asarray(tokens), table.dtype, OneDevice())
-
-
-@checks_arguments(_check_positions)
-def encode_positions(
-    x: Float[Array, "*batch length dim"],
-    positions: Float[Array, "..."]
-    | Callable[[Int[Array, " length"], int], Float[Array, "length dim"]]
-    | None = None,
-) -> Float[Array, "*batch length dim"]:
-    """Adds position vectors to token vectors: e_i + p_i at each position i.
-
-    Args:
-        x: the token vectors e.
-        positions: the position vectors p [at least length, dim]; or a function of the positions
-            and `dim` that returns them; by default `sinusoidal_positions`.
-
-    Raises:
-        ValueError: The position vectors do not fit x.
-
-    Reference:
-        Notes, lecture 10 §5.
-    """
-    length, dim = x.shape[-2:]
-    if positions is None:
-        positions = sinusoidal_positions
-    if callable(positions):
-        positions = positions(jnp.arange(length, dtype=jnp.int32), dim)
-        _check_positions(x, positions)
-    return x + positions[:length].astype(x.dtype)
+    return x + look_up(weights["token_types"], token_type_ids, x.dtype, placement)
 
 
 def without_padding(
@@ -139,158 +63,6 @@ def embedding_stddev(dim: int, *, is_scaled: bool = False, passes_on: bool = Fal
     1/√dim, logits have a magnitude of about 1.
     """
     return dim**-0.5 if is_scaled or passes_on else 0.02
-
-
-@dataclass(frozen=True)
-class LearnedPositions:
-    """Learned position vectors.
-
-    Attributes:
-        length: the number of positions.
-        offset: the index of position 0 in the table (2 in RoBERTa and BART).
-    """
-
-    is_table: ClassVar[bool] = True
-
-    length: int
-    offset: int = 0
-
-    def add(
-        self,
-        tables: Weights,
-        x: Float[Array, "batch length dim"],
-        positions: Int[Array, "*position_batch length"],
-        placement: Placement,
-    ) -> Float[Array, "batch length dim"]:
-        """Adds the vectors of the positions; positions outside the table give NaN."""
-        return x + _look_up(tables["positions"], positions + self.offset, x.dtype, placement)
-
-
-@dataclass(frozen=True)
-class SinusoidalPositions:
-    """Sinusoidal position vectors; see `positions.sinusoidal_positions`.
-
-    Attributes:
-        halves: whether all sines precede all cosines.
-    """
-
-    is_table: ClassVar[bool] = False
-
-    halves: bool = False
-
-    def add(
-        self,
-        tables: Weights,
-        x: Float[Array, "batch length dim"],
-        positions: Int[Array, "*position_batch length"],
-        placement: Placement,
-    ) -> Float[Array, "batch length dim"]:
-        """Adds the vectors of the positions."""
-        vectors = sinusoidal_positions(positions, x.shape[-1], halves=self.halves)
-        return x + vectors.astype(x.dtype)
-
-
-@dataclass(frozen=True)
-class TablePositions:
-    """Position vectors given as an array.
-
-    Attributes:
-        length: the number of positions.
-        dim: the number of features of a vector.
-        numbers: the vectors, float32 [length, dim] in base 64.
-    """
-
-    is_table: ClassVar[bool] = True
-
-    length: int
-    dim: int
-    numbers: str
-
-    @classmethod
-    def of(cls, vectors: Float[Array | np.ndarray, "..."]) -> "TablePositions":
-        """Returns the position vectors of an array [length, dim].
-
-        Raises:
-            ValueError: The array does not have two axes.
-        """
-        if len(vectors.shape) != 2:
-            raise ValueError(
-                f"positions has shape {tuple(vectors.shape)}; it must be [max_length, embed_dim]"
-            )
-        numbers = np.asarray(vectors, "<f4")
-        length, dim = numbers.shape
-        return cls(length, dim, b64encode(numbers.tobytes()).decode())
-
-    def vectors(self) -> Float[np.ndarray, "length dim"]:
-        """Returns the array."""
-        return np.frombuffer(b64decode(self.numbers), "<f4").reshape(self.length, self.dim)
-
-    def add(
-        self,
-        tables: Weights,
-        x: Float[Array, "batch length dim"],
-        positions: Int[Array, "*position_batch length"],
-        placement: Placement,
-    ) -> Float[Array, "batch length dim"]:
-        """Adds the vectors of the positions; positions outside the array give NaN."""
-        return x + _look_up(jnp.asarray(self.vectors()), positions, x.dtype, placement)
-
-
-@dataclass(frozen=True)
-class FunctionPositions:
-    """Position vectors given as a function.
-
-    Attributes:
-        compute: function of the positions, int [tokens], and of the number of features `dim`. It
-            returns the position vectors, float [tokens, dim].
-    """
-
-    is_table: ClassVar[bool] = False
-
-    compute: Callable[[Any, int], Any]
-
-    def add(
-        self,
-        tables: Weights,
-        x: Float[Array, "batch length dim"],
-        positions: Int[Array, "*position_batch length"],
-        placement: Placement,
-    ) -> Float[Array, "batch length dim"]:
-        """Adds the vectors of the positions.
-
-        Raises:
-            ValueError: The function returns an array of another shape.
-        """
-        shape = (*positions.shape, x.shape[-1])
-        vectors = self.compute(positions.reshape(-1), x.shape[-1])
-        if jnp.shape(vectors) != (positions.size, x.shape[-1]):
-            raise ValueError(
-                f"positions returns an array of shape {jnp.shape(vectors)}; for {positions.size} "
-                f"positions, it must be {(positions.size, x.shape[-1])}"
-            )
-        return x + vectors.reshape(shape).astype(x.dtype)
-
-
-# `is_table` says whether only a limited number of positions have vectors.
-PositionVectors = LearnedPositions | SinusoidalPositions | TablePositions | FunctionPositions
-
-
-def as_positions(positions: Any) -> TablePositions | FunctionPositions | None:
-    """Converts the positions of a model to position vectors: an array, or a function.
-
-    Raises:
-        ValueError: The positions have another type.
-    """
-    if positions is None or isinstance(positions, TablePositions | FunctionPositions):
-        return positions
-    if isinstance(positions, jax.Array | np.ndarray):
-        return TablePositions.of(positions)
-    if callable(positions) and not is_dataclass(positions):
-        return FunctionPositions(positions)
-    raise ValueError(
-        f"positions is a {type(positions).__name__}; it must be an array [max_length, embed_dim], "
-        "or a function of the positions and of embed_dim that returns such an array"
-    )
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.arguments import check_choice, checks_arguments, whole_number
 from jaxformer.functional.attention.masks import Causal, Mask
-from jaxformer.functional.embedding import embed, encode_positions
 from jaxformer.functional.layers.attention import Attention
 from jaxformer.functional.layers.feedforward import (
     Activation,
@@ -34,6 +33,8 @@ from jaxformer.functional.layers.multi_head import multi_head_attention
 from jaxformer.functional.layers.norms import LayerNorm, layer_norm
 from jaxformer.functional.layers.sublayer import Initial
 from jaxformer.functional.outputs import logits
+from jaxformer.functional.position_vectors import encode_positions
+from jaxformer.functional.tables import embed
 from jaxformer.functional.trees import Weights, unstack
 
 # A function of the vectors of all tokens, such as attention with its weights.

@@ -8,13 +8,14 @@ import flax.linen as nn
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional import outputs
-from jaxformer.functional.attention.masks import Mask, as_mask
+from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.attention.own_masks import as_mask
 from jaxformer.functional.cache.key_values import Cache, CacheSize
-from jaxformer.functional.embedding import as_positions
 from jaxformer.functional.hooks import NO_HOOKS, Hooks, Intervention
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.model import Model, weight_shapes
+from jaxformer.functional.position_vectors import as_positions
 from jaxformer.functional.trees import Weights
 from jaxformer.models.builders.own import OwnParts, check_own_parts
 from jaxformer.models.builders.parts import with_layers

@@ -9,16 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxformer.functional.embedding import (
-    Embedding,
-    FeatureVectors,
-    LearnedPositions,
-    SinusoidalPositions,
-    TokenVectors,
-)
+from jaxformer.functional.embedding import Embedding, FeatureVectors, TokenVectors
 from jaxformer.functional.hooks import HookPoints
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.norms import LayerNorm, RMSNorm
+from jaxformer.functional.position_vectors import LearnedPositions, SinusoidalPositions
 
 VOCAB, DIM, LENGTH = 5, 4, 6
 embeddings = st.builds(

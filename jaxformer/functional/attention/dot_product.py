@@ -9,7 +9,8 @@ from jaxtyping import Array, Float, Shaped
 from jaxformer.functional.arguments import check_choice, checks_arguments
 from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.context import Context
-from jaxformer.functional.attention.masks import All, DenseMask, Mask, as_booleans
+from jaxformer.functional.attention.masks import All, DenseMask, Mask
+from jaxformer.functional.attention.own_masks import as_booleans
 from jaxformer.functional.attention.platforms import fused_kernels, implementation_here
 from jaxformer.functional.attention.scores import DenseBias, Scores
 from jaxformer.functional.attention.token_info import TokenInfo

@@ -14,18 +14,15 @@ whole sequence, blockwise attention to one block at a time, and decoding to the 
 the cache. If positions are known while tracing, the result is a static NumPy array.
 """
 
-from base64 import b64decode, b64encode
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import cache, reduce
 from operator import and_
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Shaped
+from jaxtyping import Array, Bool
 
 from jaxformer.functional.arguments import whole_number
 from jaxformer.functional.attention.token_info import Part, TokenInfo, cut
@@ -306,122 +303,3 @@ class DenseMask(Mask):
     def tile(self, query: TokenInfo, key: TokenInfo, rows: Part, columns: Part) -> Visible:
         """See `Mask`."""
         return cut(cut(self(query, key), rows, -2), columns)
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class TableMask(Mask):
-    """A mask given as a table: a query at position t attends to the keys s with table[t, s].
-
-    Queries and keys after the last position of the table are hidden.
-
-    Attributes:
-        size: the number of positions.
-        bits: the entries of the table, row by row, one bit for each entry, in base 64.
-    """
-
-    size: int
-    bits: str
-
-    @classmethod
-    def of(cls, table: Shaped[Array | np.ndarray, "queries keys"]) -> "TableMask":
-        """Returns the mask of a square array of booleans, or of 0 and 1.
-
-        Raises:
-            ValueError: The array is not square or has other values.
-        """
-        shape = tuple(table.shape)
-        if len(shape) != 2 or shape[0] != shape[1]:
-            raise ValueError(
-                f"mask has shape {shape}; the mask of a model must be [max_length, max_length]"
-            )
-        packed = np.packbits(np.asarray(as_booleans(table)))
-        return cls(shape[0], b64encode(packed.tobytes()).decode())
-
-    def table(self) -> Bool[np.ndarray, "size size"]:
-        """Returns the table."""
-        return _unpacked(self.size, self.bits)
-
-    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
-        """See `Mask`."""
-        queries, keys = (x.position_ids() for x in (query, key))
-        inside = ((queries >= 0) & (queries < self.size))[..., :, None]
-        inside = inside & ((keys >= 0) & (keys < self.size))[..., None, :]
-        is_static = isinstance(queries, np.ndarray) and isinstance(keys, np.ndarray)
-        table, clip = (
-            (self.table(), np.clip) if is_static else (jnp.asarray(self.table()), jnp.clip)
-        )
-        rows, columns = (clip(x, 0, self.size - 1) for x in (queries, keys))
-        return table[rows[..., :, None], columns[..., None, :]] & inside
-
-    @property
-    def minimum_prefill(self) -> int:  # pyrefly: ignore[bad-override] (computed, not stored)
-        """See `Mask`."""
-        later = np.flatnonzero(np.triu(self.table(), 1).any(axis=0))
-        return int(later[-1]) + 1 if len(later) else 1
-
-
-@cache
-def _unpacked(size: int, bits: str) -> Bool[np.ndarray, "size size"]:
-    packed = np.frombuffer(b64decode(bits), np.uint8)
-    return np.unpackbits(packed, count=size**2).astype(bool).reshape(size, size)
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class FunctionMask(Mask):
-    """A mask given as a function of positions, such as `lambda query, key: key <= query`.
-
-    Attributes:
-        allows: function of two integer arrays that broadcast, the positions of queries and keys. It
-            returns True where the query may attend to the key.
-    """
-
-    allows: Callable[[Any, Any], Any]
-
-    def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
-        """See `Mask`."""
-        return self.allows(query.position_ids()[..., :, None], key.position_ids()[..., None, :])
-
-
-def as_mask(mask: Any) -> Mask | None:
-    """Converts the mask of a model to a rule: a table, a function of positions, or a `Mask`.
-
-    Raises:
-        ValueError: The mask has another type, or is an array that is not square.
-    """
-    if mask is None or isinstance(mask, Mask):
-        return mask
-    if isinstance(mask, jax.Array | np.ndarray):
-        return TableMask.of(mask)
-    if callable(mask) and not is_dataclass(mask):  # a norm, for example, is a dataclass
-        return FunctionMask(mask)
-    raise ValueError(
-        f"mask is a {type(mask).__name__}; it must be a jaxformer.functional.Mask, an array of "
-        "booleans or of 0 and 1, or a function of the positions of a query and a key"
-    )
-
-
-def as_booleans(
-    mask: Shaped[Array | np.ndarray, "*batch queries keys"],
-) -> Bool[Array | np.ndarray, "*batch queries keys"]:
-    """Converts a mask of 0 and 1 to booleans; 1 means that a query may attend to a key.
-
-    Traced integers are converted by comparison with 0, because their values are unknown.
-
-    Raises:
-        ValueError: The array has other values, or is a traced array of floats.
-    """
-    if mask.dtype == bool:
-        return mask
-    if isinstance(mask, jax.core.Tracer):
-        is_valid = np.issubdtype(mask.dtype, np.integer)
-    else:
-        is_valid = bool(np.isin(np.asarray(mask), (0, 1)).all())
-    if not is_valid:
-        raise ValueError(
-            f"mask is {mask.dtype} [{', '.join(map(str, mask.shape))}]; an array must have the "
-            "values True and False, or 1 and 0, where 1 means that a query may attend to a key. "
-            "For scores of 0 and −∞, pass scores == 0"
-        )
-    return mask != 0

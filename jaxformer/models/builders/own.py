@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxformer.functional.attention.masks import Mask, TableMask
-from jaxformer.functional.embedding import FunctionPositions, PositionVectors, TablePositions
+from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.attention.own_masks import TableMask
 from jaxformer.functional.layers.feedforward import check_activation
+from jaxformer.functional.position_vectors import FunctionPositions, PositionVectors, TablePositions
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.model import ModelConfig
 

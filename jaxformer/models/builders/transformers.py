@@ -5,15 +5,7 @@ from functools import cache
 
 from jaxformer.functional.attention.masks import Causal, Mask, Near, Packed, Prefix, Window
 from jaxformer.functional.attention.scores import Alibi, RelativePositions
-from jaxformer.functional.embedding import (
-    Embedding,
-    InputVectors,
-    LearnedPositions,
-    PositionVectors,
-    SinusoidalPositions,
-    TokenVectors,
-    embedding_stddev,
-)
+from jaxformer.functional.embedding import Embedding, InputVectors, TokenVectors, embedding_stddev
 from jaxformer.functional.layers.attention import Attention, Rotary
 from jaxformer.functional.layers.cross_attention import CrossAttention
 from jaxformer.functional.layers.experts import Experts
@@ -26,6 +18,11 @@ from jaxformer.functional.layers.short_convolution import ShortConvolution
 from jaxformer.functional.layers.sublayer import SubLayer
 from jaxformer.functional.model import Model
 from jaxformer.functional.outputs import Pooler, Transform
+from jaxformer.functional.position_vectors import (
+    LearnedPositions,
+    PositionVectors,
+    SinusoidalPositions,
+)
 from jaxformer.functional.stack import Stack
 from jaxformer.models.builders.own import NO_OWN_PARTS, OwnParts, check_own_positions
 from jaxformer.models.builders.parts import build_head, build_norm, build_source_vectors

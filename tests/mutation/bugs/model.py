@@ -261,7 +261,7 @@ BUGS = (
     ),
     Bug(
         "an id outside the vocabulary becomes another token",
-        "functional.embedding:_look_up",
+        "functional.tables:look_up",
         inside("jnp.take", lambda take: lambda *args, **_: take(*args, axis=0, mode="clip")),
         f"{DISCIPLINE}::test_out_of_range_token_raises_error_and_is_nan_inside_jit",
     ),

@@ -12,7 +12,7 @@ EDIT = "decoding/test_edit.py"
 BUGS = (
     Bug(
         "a mask of 0 and 1 is inverted",
-        "functional.attention.masks:as_booleans",
+        "functional.attention.own_masks:as_booleans",
         Replace("mask != 0", "mask == 0"),
         f"{NOTES}::test_masks_of_zero_and_one_equal_boolean_masks",
     ),
@@ -66,7 +66,7 @@ BUGS = (
     ),
     Bug(
         "position vectors begin with the second one",
-        "functional.embedding:encode_positions",
+        "functional.position_vectors:encode_positions",
         Replace("jnp.arange(length, dtype=jnp.int32)", "1 + jnp.arange(length, dtype=jnp.int32)"),
         f"{NOTES}::test_positions_are_added_from_vectors_or_a_function",
     ),
@@ -91,7 +91,7 @@ BUGS = (
     # ---- the user's parts of a model
     Bug(
         "the table of a mask is transposed",
-        "functional.attention.masks:TableMask.__call__",
+        "functional.attention.own_masks:TableMask.__call__",
         Replace(
             "table[rows[..., :, None], columns[..., None, :]]",
             "table.T[rows[..., :, None], columns[..., None, :]]",
@@ -100,7 +100,7 @@ BUGS = (
     ),
     Bug(
         "a table of a prefix may be read in chunks",
-        "functional.attention.masks:TableMask.minimum_prefill",
+        "functional.attention.own_masks:TableMask.minimum_prefill",
         Replace("int(later[-1]) + 1 if len(later) else 1", "1"),
         f"{OWN}::test_mask_as_table_or_function_equals_the_rule",
     ),
@@ -112,7 +112,7 @@ BUGS = (
     ),
     Bug(
         "the user's positions count the tokens before a packed document",
-        "functional.embedding:FunctionPositions.add",
+        "functional.position_vectors:FunctionPositions.add",
         takes(positions=lambda x: jnp.broadcast_to(jnp.arange(x.shape[-1]), x.shape)),
         f"{OWN}::test_positions_as_array_or_function_equal_the_named_positions",
     ),

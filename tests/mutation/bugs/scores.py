@@ -73,7 +73,7 @@ BUGS = (
     ),
     Bug(
         "position_offset is ignored",
-        "functional.embedding:LearnedPositions.add",
+        "functional.position_vectors:LearnedPositions.add",
         takes(self=lambda positions: replace(positions, offset=0)),
         f"{ENCODER}::test_encoder_outputs_equal_float64_reference_loops",
     ),

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -56,3 +57,15 @@ def start_jax() -> None:
     # By default, JAX caches only programs whose compilation takes at least a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def one_device_per_core() -> None:
+    """Makes each core of the CPU a device, unless JAX has already started.
+
+    Independent small programs then use all cores, because each device runs its own program.
+    """
+    import jax
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with suppress(RuntimeError):  # JAX has already started.
+        jax.config.update("jax_num_cpu_devices", cores or 1)

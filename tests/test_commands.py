@@ -85,6 +85,12 @@ COMMANDS = {
     'generate runs/stdlib "def " --seed 1 --max-new-tokens 90': Shortened(
         printed="^def ", replaced=(("90", "9"),)
     ),
+    "sweep my.txt --preset tiny --vary seed=0..4 --vary learning-rate=0.001,0.003,0.01 "
+    "--vary norm=rms,layer": Shortened(
+        "--steps 3 --out swept",
+        files=("swept/sweep.png", "swept/results.json"),
+        replaced=(("seed=0..4", "seed=0..1"), ("learning-rate=0.001,0.003,0.01", "dropout=0,0.1")),
+    ),
     "bench": Shortened("--quick -o bench.json", files=("bench.json",)),
     "bench -o h100.json": Shortened("--quick", files=("h100.json", "h100.png")),
     "bench --json": Shortened("--quick", printed='^{"'),
@@ -115,6 +121,7 @@ COMMANDS = {
 # Commands that need other machines or a killed process, and the tests that run similar commands.
 ELSEWHERE = {
     "train --resume": "training/test_resume.py",
+    "sweep my.txt --vary seed=0..4 --vary norm=rms,layer": "cli/test_sweep.py",
     "train --help-all": "cli/test_help.py",
     "train --model encoder-decoder --preset tiny --source sums.tsv --out sums --vocab-size 300 "
     "--max-length 32 --steps 40 --evaluate-every 20": "test_docs.py",

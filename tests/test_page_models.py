@@ -31,7 +31,7 @@ def built_by(words: Words, patch) -> dict[str, Any]:
     if words[0] == "train":
         seen = []
         patch.setattr(
-            train, "_train", lambda folder, inputs, arguments, **_: seen.append(arguments)
+            train, "train_run", lambda folder, inputs, arguments, **_: seen.append(arguments)
         )
         train.main(list(words[1:]))
         model = seen[0].training.model.resolved

@@ -12,6 +12,7 @@ from jaxformer.terminal import did_you_mean, say, visible
 
 VERBS = {
     "train": "train a model on text (by default on the Python standard library) or on pairs",
+    "sweep": "train a model once for each combination of settings, and compare the runs",
     "generate": "continue a prompt, or each prompt of a file, with a trained model",
     "chat": "talk to a model that was tuned on conversations",
     "translate": "translate the lines of files or of standard input",

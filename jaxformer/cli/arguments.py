@@ -102,19 +102,37 @@ def split(flags: list[Flag], argv: list[str]) -> Line:
     Raises:
         ValueError: a flag lacks its value, or a flag that takes no value has one.
     """
-    known, line, words = _by_name(flags), Line({}, [], []), deque(argv)
+    given, rest = take(flags, argv)
+    line, words = Line(given, [], []), deque(rest)
+    while words and (word := words.popleft()) != "--":
+        is_flag = _FLAG.fullmatch(word) is not None
+        (line.unknown if is_flag else line.others).append(word.split("=")[0] if is_flag else word)
+    line.others.extend(words)
+    return line
+
+
+def take(flags: list[Flag], argv: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Returns the words of each known flag's value, by the flag's key, and all other words.
+
+    Args:
+        flags: The known flags.
+        argv: The words after the subcommand.
+
+    Raises:
+        ValueError: a flag lacks its value, or a flag that takes no value has one.
+    """
+    known, given, rest, words = _by_name(flags), {}, [], deque(argv)
     while words and (word := words.popleft()) != "--":
         is_flag = _FLAG.fullmatch(word) is not None
         # In a word such as -oFILE.png, the value follows the flag without an equals sign.
         name, equals, value = word.partition("=") if is_flag else (word[:2], "=", word[2:])
         if (flag := known.get(name.replace("_", "-"))) is None:
-            (line.unknown if is_flag else line.others).append(name if is_flag else word)
+            rest.append(word)
             continue
         following = _take_words(flag, name, [value] * bool(equals), words)
-        repeated = line.given.get(flag.key, []) if flag.spelling.is_repeated else []
-        line.given[flag.key] = repeated + following
-    line.others.extend(words)
-    return line
+        repeated = given.get(flag.key, []) if flag.spelling.is_repeated else []
+        given[flag.key] = repeated + following
+    return given, rest + ["--", *words] * bool(words)
 
 
 def _take_words(flag: Flag, name: str, attached: list[str], words: deque[str]) -> list[str]:

@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxformer.artifacts.files import next_free
 from jaxformer.artifacts.run import Origin, RunFolder
@@ -85,11 +85,40 @@ def _resume(selection: Selection, argv: list[str]) -> int:
         if unfinished:
             run = f"{folder.path} ({kind}, step {unfinished.step})"
             say(f"resuming {run}, the newest unfinished run")
-        return _train(folder, inputs, arguments, resume=True, base=None)
+        return train_run(folder, inputs, arguments, resume=True, base=None)
+
+
+class NewRun(NamedTuple):
+    """A run that a command line describes.
+
+    Attributes:
+        arguments: The arguments with their defaults.
+        base: The checkpoint of --init-from, or None for fresh parameters.
+        name: The usual name of the run folder.
+        attributed: Returns a context that names the origin of a value in error messages.
+    """
+
+    arguments: TrainArguments
+    base: Base | None
+    name: str
+    attributed: Callable[[], AbstractContextManager[None]]
 
 
 def _start(selection: Selection, argv: list[str]) -> int:
     """Starts a run in a new folder."""
+    run = read_new_run(argv, selection)
+    with run.attributed():
+        folder = RunFolder(run.arguments.out or next_free(RUNS, run.name))
+        return train_run(folder, run.arguments.inputs, run.arguments, resume=False, base=run.base)
+
+
+def read_new_run(argv: list[str], selection: Selection) -> NewRun:
+    """Reads the command line of a new run, and checks its settings.
+
+    Args:
+        argv: The command-line arguments after `train`.
+        selection: The arguments that determine which flags exist.
+    """
     model, named, source = selection.model, selection.named_preset, selection.init_from
     base = None if source is None else open_base(source, model, named)
     preset = training_preset(selection.preset, selection.kind) if base is None else base.training
@@ -113,13 +142,13 @@ def _start(selection: Selection, argv: list[str]) -> int:
     )
     given = read_train(argv, default)
     of_run = {name: given[name] for name in field_values(preset) if name in given}
-    with attributed(preset, given, "the preset's" if base is None else "the checkpoint's"):
+    owner = "the preset's" if base is None else "the checkpoint's"
+    explained = partial(attributed, preset, given, owner)
+    with explained():
         training = fit_preset(preset, of_run, model_is_fixed=base is not None)
         arguments = complete(TrainArguments, given, replace(default, training=training))
         name = run_name(arguments.inputs, kind, tuned=base is not None)
-        folder = RunFolder(arguments.out or next_free(RUNS, name))
-        base = _accepted(base, arguments)
-        return _train(folder, arguments.inputs, arguments, resume=False, base=base)
+        return NewRun(arguments, _accepted(base, arguments), name, explained)
 
 
 def _records_with_prompts(argv: list[str]) -> str | None:
@@ -192,7 +221,7 @@ def _ignoring(origin: Origin | None, arguments: TrainArguments) -> Origin | None
     )
 
 
-def _train(
+def train_run(
     folder: RunFolder, inputs: Inputs, arguments: TrainArguments, resume: bool, base: Base | None
 ) -> int:
     """Trains in the run folder and returns the exit status.

@@ -1,11 +1,11 @@
 """Comparison of runs: their configs, results and learning curves."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,6 +14,7 @@ from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import architecture_name
 from jaxformer.models.parameters import parameter_count
 from jaxformer.training.config import Inputs, TrainingConfig
+from jaxformer.training.curves import Curve, draw_mean, limit
 from jaxformer.training.log import finish, held_out_scores, smoothed
 from jaxformer.training.run_folders import read_run
 from jaxformer.training.tasks import task_class
@@ -72,17 +73,34 @@ def _digest(path: Path) -> bytes | None:
     return hashlib.sha256(path.read_bytes()).digest() if path.exists() else None
 
 
-def difference(runs: list[Compared]) -> str | None:
-    """Returns why the losses of the runs are not comparable, or None if they are comparable.
+class Class(NamedTuple):
+    """What the losses of comparable runs have in common.
 
     A loss in nats per token depends on the text and the tokenizer.
     """
-    found = {
-        "objectives": [run.measure for run in runs],
-        "texts": [run.text for run in runs],
-        "tokenizers": [run.vocabulary for run in runs],
-    }
-    names = [name for name, values in found.items() if any(x != values[0] for x in values)]
+
+    objective: Measure
+    text: object
+    tokenizer: bytes | None
+
+
+def comparable(runs: list[Compared]) -> list[list[Compared]]:
+    """Groups runs whose losses are comparable: of one objective, one text and one tokenizer."""
+    found: dict[Class, list[Compared]] = {}
+    for run in runs:
+        found.setdefault(_class_of(run), []).append(run)
+    return list(found.values())
+
+
+def _class_of(run: Compared) -> Class:
+    return Class(run.measure, run.text, run.vocabulary)
+
+
+def difference(runs: list[Compared]) -> str | None:
+    """Returns why the losses of the runs are not comparable, or None if they are comparable."""
+    found = [_class_of(run) for run in runs]
+    columns = zip(Class._fields, zip(*found, strict=True), strict=True)
+    names = [f"{name}s" for name, values in columns if any(x != values[0] for x in values)]
     return f"different {' and '.join(names)}" if names else None
 
 
@@ -128,57 +146,88 @@ def _settings(run: Compared) -> dict:
 def draw(runs: list[Compared], path: Path) -> None:
     """Plots the training losses by step and by time, and the held-out losses by step.
 
-    If the losses are not comparable, the title gives the reason. The y axes end just above the
-    first losses, so that a diverged run does not hide the other curves. The legend entry of a
-    diverged run shows the run's largest loss.
+    Each row of the picture has comparable runs. Runs that differ only in the seed are one curve,
+    their mean, with a band of its standard error. The y axes end just above the first losses, so
+    that a diverged run does not hide the other curves. The legend entry of a diverged run shows the
+    run's largest loss.
     """
-    figure = Figure(figsize=(14, 4), layout="constrained")
-    by_step, by_time, held_out = figure.subplots(1, 3)
-    top = 1.1 * max(_curve(run)[1][0] for run in runs)
-    for number, run in enumerate(runs):
-        steps, curve = _curve(run)
-        style = {"color": f"C{number}", "label": _label(run, top)}
-        by_step.plot(steps, curve, **style)
-        both = zip((x for x in run.metrics if "loss" in x), curve, strict=True)
-        timed = [(line["seconds"] / 60, loss) for line, loss in both if "seconds" in line]
-        # A line through a single point is invisible.
-        marker = "." if len(timed) < 10 else None
-        by_time.plot(*np.transpose(timed or np.empty((0, 2))), marker=marker, **style)
-        for points in held_out_scores(run.metrics, run.measure.name).values():
-            steps, losses, _ = zip(*points, strict=True)
-            held_out.plot(steps, losses, marker="o", **style)
-            # A run may have two curves, but it needs only one legend entry.
-            style.pop("label", None)
-    by_step.set(xlabel="step", ylabel="loss (nats per token)", title="training loss by step")
-    by_time.set(xlabel="minutes of training", title="training loss by time")
-    held_out.set(xlabel="step", title="held-out loss")
-    for axes in (by_step, by_time, held_out):
-        finish(axes)
-        _limit(axes, top)
+    rows = comparable(runs)
+    figure = Figure(figsize=(14, 4 * len(rows)), layout="constrained")
+    for axes, members in zip(figure.subplots(len(rows), 3, squeeze=False), rows, strict=True):
+        _draw_row(axes, by_seed(members))
     why = difference(runs)
-    title = f"The losses are not comparable: {why}" if why else ""
+    title = f"One row for each group of comparable runs, because the runs have {why}" if why else ""
     write_figure(figure, title, path, dpi=120)
 
 
-def _limit(axes: Axes, top: float) -> None:
-    """Limits the y axis to `top` if a curve is higher."""
-    losses = np.concatenate([np.asarray(line.get_ydata(), float) for line in axes.lines])
-    if len(losses) and losses.max() > top:
-        lowest = losses.min()
-        axes.set_ylim(lowest - 0.05 * (top - lowest), top)
+def by_seed(runs: list[Compared]) -> list[list[Compared]]:
+    """Groups runs that differ only in the seed. A diverged run is a group of its own."""
+    found: dict[tuple, list[Compared]] = {}
+    for number, run in enumerate(runs):
+        settings = _settings(run)
+        seed = settings.pop("seed")
+        key = (repr(settings), number if any("not_finite" in x for x in run.metrics) else None)
+        # Runs with equal seeds are copies or repetitions, which have no mean.
+        while any(other.config.seed == seed for other in found.get(key, ())):
+            key = (*key, None)
+        found.setdefault(key, []).append(run)
+    return list(found.values())
 
 
-def _curve(run: Compared) -> tuple[list[int], list[float]]:
-    """Returns the steps of a run and the smoothed training loss at each step."""
+def _draw_row(axes: Sequence[Axes], groups: list[list[Compared]]) -> None:
+    """Draws a row of panels: losses by step, losses by time, and held-out losses."""
+    by_step, by_time, held_out = axes
+    top = 1.1 * max(_curve(run)[0][1] for runs in groups for run in runs)
+    for number, runs in enumerate(groups):
+        style = {"color": f"C{number % 10}"}
+        draw_mean(by_step, [_curve(run) for run in runs], label=_label(runs, top), **style)
+        timed = [_timed(run) for run in runs]
+        if len(runs) == 1:
+            # A line through a single point is invisible.
+            draw_mean(by_time, timed, marker="." if len(timed[0]) < 10 else None, **style)
+        else:
+            # The times of several runs differ, so no time has a mean.
+            for points in timed:
+                draw_mean(by_time, [points], alpha=0.6, linewidth=0.8, **style)
+        for curves in _held_out(runs):
+            draw_mean(held_out, curves, marker="o", **style)
+    by_step.set(xlabel="step", ylabel="loss (nats per token)", title="training loss by step")
+    by_time.set(xlabel="minutes of training", title="training loss by time")
+    held_out.set(xlabel="step", title="held-out loss")
+    for each in axes:
+        finish(each)
+        limit(each, top)
+
+
+def _curve(run: Compared) -> Curve:
+    """Returns the smoothed training loss of a run at each step."""
     trained = [line for line in run.metrics if "loss" in line]
-    return [line["step"] for line in trained], smoothed([line["loss"] for line in trained])
+    losses = smoothed([line["loss"] for line in trained])
+    return [(line["step"], loss) for line, loss in zip(trained, losses, strict=True)]
 
 
-def _label(run: Compared, top: float) -> str:
-    """Returns the legend entry of a run: the name and, if the run diverged, the largest loss."""
-    label = run.name if len(run.name) <= 32 else f"…{run.name[-31:]}"
-    largest = max(_curve(run)[1])
-    bad = [line["step"] for line in run.metrics if "not_finite" in line]
-    notes = [f"loss up to {largest:,.4g}"] if largest > top else []
-    notes += [f"not finite at step {bad[0]:,}"] if bad else []
+def _timed(run: Compared) -> Curve:
+    """Returns the smoothed training loss of a run by minutes of training."""
+    both = zip((x for x in run.metrics if "loss" in x), _curve(run), strict=True)
+    return [(line["seconds"] / 60, loss) for line, (_, loss) in both if "seconds" in line]
+
+
+def _held_out(runs: list[Compared]) -> list[list[Curve]]:
+    """Returns the held-out losses of each run, grouped by the number of scored tokens."""
+    found: dict[int | None, list[Curve]] = {}
+    for run in runs:
+        for tokens, points in held_out_scores(run.metrics, run.measure.name).items():
+            found.setdefault(tokens, []).append([(step, loss) for step, loss, _ in points])
+    return list(found.values())
+
+
+def _label(runs: list[Compared], top: float) -> str:
+    """Returns the legend entry of runs: the name and, if a run diverged, the largest loss."""
+    name = runs[0].name
+    label = name if len(name) <= 32 else f"…{name[-31:]}"
+    notes = [f"mean of {len(runs)} seeds"] if len(runs) > 1 else []
+    largest = max(loss for run in runs for _, loss in _curve(run))
+    bad = [line["step"] for run in runs for line in run.metrics if "not_finite" in line]
+    notes += [f"loss up to {largest:,.4g}"] if largest > top else []
+    notes += [f"not finite at step {min(bad):,}"] if bad else []
     return "\n".join([label, *notes])

@@ -36,15 +36,16 @@ class RunLog:
     metrics.jsonl has a line per update and per evaluation.
     """
 
-    def __init__(self, folder: RunFolder, config: RunConfig, task: Task):
+    def __init__(self, folder: RunFolder, config: RunConfig, task: Task, *, draws: bool = True):
         """Creates a log in a run folder.
 
         Args:
             folder: The run folder.
             config: The settings of the run.
             task: The task of the run, which defines the measure to plot and its baselines.
+            draws: Whether each evaluation draws the loss curve.
         """
-        self._folder, self._config, self._task = folder, config, task
+        self._folder, self._config, self._task, self._draws = folder, config, task, draws
         self._trackers: list[Tracker] = []
         self._pending: list[tuple[int, float, Measured]] = []
 
@@ -101,6 +102,11 @@ class RunLog:
         self._write([finite({"step": step, **line})])
         if sample:
             folder.add_sample(step, sample)
+        if self._draws:
+            self._draw()
+
+    def _draw(self) -> None:
+        folder, task = self._folder, self._task
         size = f"{parameter_count(self._config.model) / 1e6:.1f} M parameters"
         metrics = folder.read_metrics()
         figure = plot_losses(metrics, task.measure, task.baselines, task.num_targets)

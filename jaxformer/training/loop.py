@@ -17,13 +17,22 @@ from jaxformer.models.parameters import parameter_count
 from jaxformer.models.sizes import describe_sizes
 from jaxformer.models.trainable import num_trainable
 from jaxformer.training import processes
+from jaxformer.training.batch import AnyBatch
 from jaxformer.training.config import RunConfig
 from jaxformer.training.log import RunLog
 from jaxformer.training.mesh import place_batch, process_share, sharded_batch_shapes
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
 from jaxformer.training.speed import Clock, ScoringTime, profile, update_size, utilization
-from jaxformer.training.step import CompiledStep, Measured, init_on, make_step, memory_line, width
+from jaxformer.training.step import (
+    CompiledStep,
+    Measured,
+    TrainState,
+    init_on,
+    make_step,
+    memory_line,
+    width,
+)
 from jaxformer.training.tasks.task import Score, Task
 
 # Number of steps between two transfers of the measurements to the host. Each transfer waits for the
@@ -31,6 +40,17 @@ from jaxformer.training.tasks.task import Score, Task
 FLUSH_EVERY = 10
 # The run ends after this number of consecutive skipped updates.
 MOST_SKIPPED = 100
+
+
+def make_update(config: RunConfig, model: LanguageModel, task: Task) -> jax.stages.Wrapped:
+    """Builds the jitted training step of a run (see `make_step`)."""
+    return make_step(
+        model,
+        make_optimizer(config.optimizer),
+        task.objective,
+        skip_non_finite=config.non_finite == "skip",
+        ema_decay=config.optimizer.ema_decay,
+    )
 
 
 class Training:
@@ -47,6 +67,8 @@ class Training:
         *,
         model: LanguageModel,
         next_step: str,
+        state: TrainState | None = None,
+        draws: bool = True,
     ):
         """Initializes the training state.
 
@@ -60,23 +82,25 @@ class Training:
             model: The model of `config`. Samples and translations use the model's generation
                 settings.
             next_step: Text that tells the user how to continue the run after a stop signal.
+            state: The training state at step 0. If None, the state is made from the seed and
+                `base`.
+            draws: Whether each evaluation draws the loss curve.
         """
         self.config, self.folder, self.task, self.screen = config, folder, task, screen
         self.mesh, self._next_step = mesh, next_step
         self.model = model
-        optimizer = make_optimizer(config.optimizer)
         self.schedule = Schedule(config.optimizer, config.steps, config.max_minutes)
         self.share = process_share(mesh)
         self.batches = task.batches(self.share)
         self.checkpoints = Checkpoints(folder.checkpoints)
         self.writer = CheckpointWriter(folder.checkpoints, config.max_to_keep, config.keep_period)
-        self.log = RunLog(folder, config, task)
-        decay, skips = config.optimizer.ema_decay, config.non_finite == "skip"
-        initial = (config.seed, base, config.lora, decay is not None)
-        self.state = init_on(mesh, self.model, optimizer, *initial)
-        self.update = make_step(
-            self.model, optimizer, task.objective, skip_non_finite=skips, ema_decay=decay
-        )
+        self.log = RunLog(folder, config, task, draws=draws)
+        if state is None:
+            averages = config.optimizer.ema_decay is not None
+            optimizer = make_optimizer(config.optimizer)
+            state = init_on(mesh, model, optimizer, config.seed, base, config.lora, averages)
+        self.state = state
+        self.update = make_update(config, model, task)
         self.step = 0
         self._clock, self._has_base = Clock(), base is not None
         self._scoring = ScoringTime(task, config.evaluate_every)
@@ -158,17 +182,26 @@ class Training:
             steps = self._compile()
             traced = profile(self.folder.profile, self.config.profile, self.screen.say)
             bar = progress(self.screen, self.config.steps)
-            with traced as update, processes.stop_signal() as self._stop, bar as self._show:
+            with traced as update, processes.stop_signal() as stop, bar as self._show:
                 self._show(self.step, self.done, "")
-                # A run may end after it saved a checkpoint and before its evaluation.
-                if self.log.owes(self.step):
-                    self.evaluate(whole=False)
-                self._clock.start(self.done)
+                self.begin(stop)
                 is_over = False
                 while not is_over:
                     with update():
                         self._update(steps)
                     is_over = self._follow_up()
+
+    def begin(self, stop: Callable[[], Signals | None]) -> None:
+        """Makes an evaluation that is due, and starts the clock of the training time.
+
+        Args:
+            stop: Returns the signal that ends the run, or None.
+        """
+        self._stop = stop
+        # A run may end after it saved a checkpoint and before its evaluation.
+        if self.log.owes(self.step):
+            self.evaluate(whole=False)
+        self._clock.start(self.done)
 
     def _follow_up(self) -> bool:
         """After an update, makes the report, the checkpoint and the evaluation that are due.
@@ -194,11 +227,7 @@ class Training:
 
     def _update(self, step: CompiledStep) -> None:
         """Makes an update with the next batch."""
-        rate = self.schedule.rate(self.step, self._agreement.seconds, self._rate)
-        batch = next(self.batches)
-        is_lora = self.config.lora.lora_rank is not None
-        tokens, flops = update_size(self.model, batch, is_lora=is_lora)
-        self._clock.count(tokens * self.share.count, flops * self.share.count)
+        batch, rate = self.next_batch()
         if self.mesh is not None:
             batch = place_batch(batch, self.mesh, self.share)
         self.state, measured = step(self.state, batch, np.float32(rate))
@@ -206,8 +235,19 @@ class Training:
             # Waiting for the previous update keeps the clock at most one update behind, so the
             # learning rate decays smoothly.
             jax.block_until_ready(self._unfinished)
-        self.step, self._rate, self._unfinished = self.step + 1, rate, measured
+        self._unfinished = measured
         self.log.update(self.step, rate, measured)
+
+    def next_batch(self) -> tuple[AnyBatch, float]:
+        """Counts the next update, and returns its batch and its learning rate."""
+        rate = self.schedule.rate(self.step, self._agreement.seconds, self._rate)
+        self._rate = rate
+        self.step += 1
+        batch = next(self.batches)
+        is_lora = self.config.lora.lora_rank is not None
+        tokens, flops = update_size(self.model, batch, is_lora=is_lora)
+        self._clock.count(tokens * self.share.count, flops * self.share.count)
+        return batch, rate
 
     def _advance(self, lines: list[dict]) -> None:
         """Shows the newest metrics, and early warnings during the first steps of a run."""

@@ -56,17 +56,19 @@ def run_name(inputs: Inputs, kind: str, tuned: bool = False) -> str:
 def _text_name(text: str) -> str:
     """Returns the name of a file (without suffixes), a folder or a Hugging Face dataset."""
     if text.startswith(HUB):
-        return _safe(text.removeprefix(HUB).partition(":")[0].split("/", 1)[-1])
+        return file_name(text.removeprefix(HUB).partition(":")[0].split("/", 1)[-1])
     path = Path(os.path.abspath(text))
     # For a path that is too long, `os.path.isdir` returns False, but `Path.is_dir` may raise an
     # error.
     if os.path.isdir(path):
-        return _safe(path.name)
-    return _safe(Path(re.sub(r"\.(gz|zst)$", "", path.name)).stem)
+        return file_name(path.name)
+    return file_name(Path(re.sub(r"\.(gz|zst)$", "", path.name)).stem)
 
 
-def _safe(name: str) -> str:
-    """Replaces all characters other than letters, digits, dots and underscores by hyphens.
+def file_name(name: str) -> str:
+    """Makes a name that every file system accepts.
+
+    Replaces all characters other than letters, digits, dots and underscores by hyphens.
 
     The result has at most 80 bytes. The result starts with neither a dot nor a hyphen, because such
     a name would be a hidden file, a parent folder or a flag.
@@ -227,7 +229,7 @@ def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
     # If links also lead to a run, the dict retains the path that is not a link.
     distinct = {run.path.resolve(): run for run in links_first}
     folders = sorted(distinct.values(), key=_trained_at, reverse=True)
-    found = [run for run in map(_read, folders) if run is not None]
+    found = [run for run in map(inspect_run, folders) if run is not None]
     unreadable = [run for run in found if isinstance(run, UnreadableRun)]
     candidates = [run for run in found if isinstance(run, Run) and kind in (None, run.kind)]
     unfinished = [run for run in candidates if not run.is_finished]
@@ -310,7 +312,7 @@ def _trained_at(folder: RunFolder) -> float:
     return max(path.stat().st_mtime for path in written if path.exists())
 
 
-def _read(folder: RunFolder) -> Run | UnreadableRun | None:
+def inspect_run(folder: RunFolder) -> Run | UnreadableRun | None:
     """Returns the run in a folder, or None if the folder has no run of `jaxformer train`."""
     from jaxformer.artifacts.checkpoint import Checkpoints
     from jaxformer.training.optimizer import Schedule
@@ -329,6 +331,13 @@ def _read(folder: RunFolder) -> Run | UnreadableRun | None:
         line["step"] == step and "held_out_loss" in line for line in metrics
     )
     return Run(folder, architecture_name(config.model), step, is_finished)
+
+
+def checkpoint_step(folder: RunFolder) -> int:
+    """Returns the step of a run's newest checkpoint, or 0 without a checkpoint."""
+    from jaxformer.artifacts.checkpoint import Checkpoints
+
+    return Checkpoints(folder.checkpoints).progress()[0]
 
 
 def prepare_run(

@@ -110,9 +110,10 @@ def test_compare_warns_about_different_texts_or_tokenizers(run, capsys, monkeypa
     for other, expected in zip(
         folders, (None, None, "different texts", "different tokenizers"), strict=True
     ):
-        found, _, title = figure_of(monkeypatch, capsys, folders[0], other)
+        found, figure, title = figure_of(monkeypatch, capsys, folders[0], other)
         assert found["not_comparable"] == expected
-        assert title == (f"The losses are not comparable: {expected}" if expected else "")
+        assert (f"because the runs have {expected}" in title) if expected else title == ""
+        assert len(figure.axes) == (6 if expected else 3)
 
 
 def test_compare_warns_about_different_tasks(run, capsys, monkeypatch):
@@ -144,3 +145,33 @@ def test_loss_axes_of_compare_show_every_loss_if_no_run_diverged(run, capsys, mo
     for axes in figure.axes[:2]:
         highest = max(line.get_ydata().max() for line in axes.lines if len(line.get_ydata()))
         assert axes.get_ylim()[1] >= highest
+
+
+def test_runs_that_differ_only_in_the_seed_are_drawn_as_their_mean_and_standard_error(
+    run, capsys, monkeypatch
+):
+    losses = np.array([[5.0, 4.0, 3.5], [5.2, 4.4, 3.1], [5.4, 4.1, 3.0]])
+    seeds = [run(f"s{n}", replace(CONFIG, seed=n), *losses[n]) for n in range(3)]
+    fast = replace(CONFIG, optimizer=OptimizerConfig(learning_rate=0.01))
+    other = run("fast", fast, 6.0, 5.0, 4.0)
+    _, figure, _ = figure_of(monkeypatch, capsys, *seeds, other)
+    axes = figure.axes[0]
+    smooth = np.array([compare.smoothed(list(row)) for row in losses])
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), smooth.mean(axis=0))
+    assert len(axes.lines) == 2 and len(axes.collections) == 1
+    error = smooth.std(axis=0, ddof=1) / 3**0.5
+    edges = axes.collections[0].get_paths()[0].vertices
+    for step, mean, deviation in zip((1, 2, 3), smooth.mean(axis=0), error, strict=True):
+        at = edges[edges[:, 0] == step, 1]
+        np.testing.assert_allclose([at.min(), at.max()], [mean - deviation, mean + deviation])
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["s0\nmean of 3 seeds", "fast"]
+
+
+def test_diverged_runs_and_repeated_seeds_are_not_averaged(run, capsys, monkeypatch):
+    good, same = (run(name, CONFIG, 5.0, 4.0) for name in ("good", "same"))
+    bad = run("bad", replace(CONFIG, seed=1), 5.0, 900.0)
+    with Path(bad, "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "not_finite": ["loss"]}) + "\n")
+    _, figure, _ = figure_of(monkeypatch, capsys, good, same, bad)
+    assert len(figure.axes[0].lines) == 3 and not figure.axes[0].collections

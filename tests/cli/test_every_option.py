@@ -49,6 +49,7 @@ ACTS = {
     "translate": "--mesh --beam-width --batch-size --parse-special --ignore-generation-config",
     "fill-mask": "--mesh --top-k --json --parse-special",
     "evaluate": "--mesh --source --json --parse-special",
+    "sweep": "--vary --list --out --together --json",
     "compare": "-o --json",
     "explain": "--mesh -o --target --parse-special",
     "import": "",
@@ -235,7 +236,7 @@ ROWS = [(verb, row) for verb, rows in SOMETIMES.items() for row in rows]
 @pytest.fixture
 def parsed(monkeypatch, tmp_path):
     """Returns a function that parses the command line of a verb and computes nothing."""
-    monkeypatch.setattr(train, "_train", lambda *_, **__: 0)
+    monkeypatch.setattr(train, "train_run", lambda *_, **__: 0)
     opened = training_preset("tiny", "decoder")
     values = {"training": opened, "kind": "decoder", "accept": staticmethod(lambda config: None)}
     values["ignoring"] = staticmethod(lambda names: None)

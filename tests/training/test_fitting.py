@@ -154,7 +154,7 @@ def test_train_accepts_all_spellings_of_flags(kind, monkeypatch):
     """Flags with dashes, underscores or equals signs, negated flags, and flags before a text."""
     taken = []
     monkeypatch.setattr(
-        train, "_train", lambda folder, inputs, arguments, **_: taken.append(arguments)
+        train, "train_run", lambda folder, inputs, arguments, **_: taken.append(arguments)
     )
     words = "--max_length=64 --no-tie-embeddings --dropout .5 --max-minutes 2 --embed-dim 96 my.txt"
     assert main(["train", *words.split(), "--model", kind, "--optimizer", "lion"]) == 0
@@ -225,7 +225,7 @@ def test_training_config_error_says_which_value_came_from_the_preset(monkeypatch
     def refuses(*_, **__):
         raise ValueError("window_length is 4; batch_size (8) and max_length is 32: no")
 
-    monkeypatch.setattr(train, "_train", refuses)
+    monkeypatch.setattr(train, "train_run", refuses)
     assert main("train --preset tiny --max-length 32 --seed 4".split()) == 2
     assert capsys.readouterr().err == (
         "jaxformer: the preset's window_length is 4; the preset's batch_size (8) and "

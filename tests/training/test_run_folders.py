@@ -201,7 +201,7 @@ def test_symbolic_link_to_a_run_is_not_treated_as_a_copy(tmp_path):
 def test_train_resume_prints_the_name_of_the_resumed_run(tmp_path, monkeypatch, capsys):
     taken = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train, "_train", lambda folder, *_, **options: taken.append(folder.path))
+    monkeypatch.setattr(train, "train_run", lambda folder, *_, **options: taken.append(folder.path))
     make_run(Path("runs/stdlib"), step=60, at=9)
     make_run(Path("runs/mine"), "encoder", step=20, at=5)
     make_run(Path("runs/older"), "decoder", step=20, at=4)

@@ -1,0 +1,148 @@
+"""Settings of a sweep, and the results that a sweep prints and draws."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxformer.artifacts.run import RunFolder
+from jaxformer.models.config import DecoderConfig
+from jaxformer.training import sweep_results
+from jaxformer.training.config import Inputs, TextTraining
+from jaxformer.training.run_folders import write_run
+from jaxformer.training.sweep import Planned, folder_name, grid, groups
+from jaxformer.training.sweep_results import averages, draw_sweep, table
+
+NAMES = st.sampled_from(["seed", "norm", "learning-rate", "num-layers"])
+VALUES = st.lists(st.sampled_from(["1", "2", "0.5", "rms"]), min_size=1, max_size=3, unique=True)
+LISTED = st.lists(st.sampled_from(["a", "b", "c"]), max_size=3, unique=True)
+
+
+@given(st.dictionaries(NAMES, VALUES), LISTED)
+def test_grid_has_each_combination_once(varied, listed):
+    settings = grid(varied, [{"embed-dim": value} for value in listed])
+    sizes = [*map(len, varied.values()), max(1, len(listed))]
+    assert len(settings) == math.prod(sizes)
+    assert len({tuple(sorted(setting.items())) for setting in settings}) == len(settings)
+    for setting in settings:
+        assert all(setting[name] in values for name, values in varied.items())
+        assert setting.keys() - varied.keys() == ({"embed-dim"} if listed else set())
+    assert len(set(map(folder_name, settings))) == len(settings)
+
+
+@pytest.mark.parametrize(
+    ("varied", "listed", "said"),
+    [
+        ({"seed": ["1", "1"]}, [], "--seed 1 is given twice"),
+        ({"seed": ["1"]}, [{"seed": "2"}], "--seed is in --list and in --vary"),
+        ({}, [{"norm": "rms"}, {"norm": "rms"}], "--norm rms is given twice"),
+    ],
+)
+def test_repeated_settings_are_rejected(varied, listed, said):
+    with pytest.raises(ValueError, match=said):
+        grid(varied, listed)
+
+
+@given(st.lists(st.sampled_from(["a", "b", None]), max_size=9), st.none() | st.integers(1, 4))
+def test_groups_have_equal_keys_and_at_most_the_given_size(keys, most):
+    numbered = [Planned({}, RunFolder(str(n)), Inputs(), None) for n in range(len(keys))]
+
+    def key(run):
+        return keys[int(run.folder.path.name)]
+
+    found = groups(numbered, key, most)
+    assert sorted(id(run) for group in found for run in group) == sorted(map(id, numbered))
+    for group in found:
+        assert len({key(run) for run in group}) == 1
+        assert len(group) <= (most or len(keys)) and (len(group) == 1 or key(group[0]) is not None)
+    if most is None:
+        assert len(found) == len(set(keys) - {None}) + keys.count(None)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Makes a run of a sweep from its training losses and its last held-out loss."""
+
+    def make(setting, losses, held_out=None):
+        config = TextTraining(
+            DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2),
+            steps=len(losses),
+            seed=int(setting.get("seed", 0)),
+        )
+        folder = RunFolder(tmp_path / folder_name(setting))
+        folder.path.mkdir()
+        write_run(folder, Inputs(), config)
+        lines = [{"step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
+        if held_out is None:
+            lines.append({"step": len(losses), "not_finite": ["loss"]})
+        else:
+            lines.append({"step": len(losses), "held_out_loss": held_out, "scored": 9})
+        folder.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return Planned(setting, folder, Inputs(), config)
+
+    return make
+
+
+@pytest.fixture
+def runs(run, monkeypatch):
+    """Five runs of two settings, of which one diverged."""
+    monkeypatch.setattr(
+        sweep_results, "is_finished", lambda folder: "held_out" in folder.metrics.read_text()
+    )
+    return [
+        run({"seed": "0", "norm": "rms"}, [6.0, 5.0], 2.0),
+        run({"seed": "1", "norm": "rms"}, [6.2, 4.8], 2.5),
+        run({"seed": "2", "norm": "rms"}, [6.4, 4.7], 2.1),
+        run({"seed": "0", "norm": "layer"}, [6.1, 5.5], 2.9),
+        run({"seed": "1", "norm": "layer"}, [6.1, 900.0]),
+    ]
+
+
+def test_averages_are_means_and_standard_errors_over_the_seeds(runs):
+    rms, layer = averages(runs)
+    losses = np.array([2.0, 2.5, 2.1])
+    assert rms.setting == {"norm": "rms"} and layer.setting == {"norm": "layer"}
+    np.testing.assert_allclose(rms.mean, losses.mean())
+    np.testing.assert_allclose(rms.error, losses.std(ddof=1) / 3**0.5)
+    assert (layer.mean, layer.error) == (2.9, None)
+    assert (rms.num_diverged, layer.num_diverged) == (0, 1)
+
+
+def test_table_marks_the_best_mean_and_counts_diverged_runs(runs):
+    _, rms, layer = table(averages(runs))
+    assert rms.startswith("* norm rms") and "2.2000" in rms and rms.endswith("3")
+    assert layer.startswith("  norm layer") and layer.endswith("2, 1 diverged")
+
+
+def test_picture_shows_means_without_the_diverged_run(runs, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        sweep_results, "write_figure", lambda figure, *_, **__: drawn.append(figure)
+    )
+    draw_sweep(averages(runs), tmp_path / "x.png")
+    axes = drawn[0].axes[0]
+    np.testing.assert_allclose(axes.lines[0].get_ydata()[0], 6.2)
+    np.testing.assert_allclose(axes.lines[1].get_ydata()[-1], 5.5)
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["norm rms", "norm layer (1 of 2 diverged)"]
+
+
+@pytest.mark.parametrize("values", [("0.001", "0.1"), ("0.1", "0.2")])
+def test_last_panel_orders_numbers_and_uses_a_logarithmic_axis_for_wide_ranges(
+    run, tmp_path, monkeypatch, values
+):
+    monkeypatch.setattr(sweep_results, "is_finished", lambda folder: True)
+    drawn = []
+    monkeypatch.setattr(
+        sweep_results, "write_figure", lambda figure, *_, **__: drawn.append(figure)
+    )
+    high, low = reversed(values), values
+    runs = [run({"learning-rate": value}, [6.0], float(value)) for value in high]
+    draw_sweep(averages(runs), tmp_path / "x.png")
+    axes = drawn[0].axes[2]
+    for data in (axes.lines[0].get_xdata(), axes.lines[0].get_ydata()):
+        np.testing.assert_allclose(np.asarray(data, float), [float(value) for value in low])
+    assert axes.get_xscale() == ("log" if values[0] == "0.001" else "linear")

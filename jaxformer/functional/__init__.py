@@ -1,4 +1,4 @@
-"""The mathematics: pure functions of arrays that take their weights as an argument."""
+"""The mathematics: pure functions that take arrays and weights as arguments."""
 
 from typing import Any
 
@@ -153,7 +153,7 @@ __all__ = [
     "transformer_block",
 ]
 
-# Names of the lecture notes, and the functions that compute the same.
+# {name of a function in the lecture notes: its name in this package}.
 _OTHER_NAMES = {"ffn": "feed_forward", "multihead_attention": "multi_head_attention"}
 
 
@@ -161,7 +161,7 @@ def __getattr__(name: str) -> Any:
     """Returns the function that the lecture notes call `name`.
 
     Raises:
-        AttributeError: There is no such function; the error names the nearest one.
+        AttributeError: No function has this name; the error suggests a similar name.
     """
     if name in _OTHER_NAMES:
         return globals()[_OTHER_NAMES[name]]

@@ -21,7 +21,7 @@ _ALSO: dict[Any, tuple[Any, ...]] = {
     int: _WHOLE,
     bool: (bool, np.bool_),
 }
-# Names of arguments in the lecture notes and in other libraries, and jaxformer's names.
+# {name of an argument in the lecture notes or in another library: jaxformer's name}.
 _OTHER_NAMES = {
     **dict.fromkeys(("gamma", "weight"), "scale"),
     "beta": "bias",
@@ -37,7 +37,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("encoded", "memory", "encoder_hidden_states"), "source"),
     "labels": "targets",
 }
-_WORDS = {float: "a number", int: "a whole number", bool: "True or False", str: "a word"}
+_WORDS = {float: "a number", int: "a whole number", bool: "True or False", str: "a string"}
 
 
 def checks_arguments(
@@ -53,8 +53,8 @@ def checks_arguments(
     TypeError if an argument has a wrong type.
 
     Args:
-        check: a function that is called last, with all arguments by keyword, for conditions that
-            annotations cannot express.
+        check: a function for conditions that annotations cannot express. It is called after the
+            other checks, with all arguments by keyword.
     """
     return functools.partial(_checked, check)
 
@@ -93,7 +93,9 @@ def _checked(check: Callable[..., None] | None, function: Callable[..., Any]) ->
 
 
 def check_names(function: str, given: Collection[str], accepted: Collection[str]) -> None:
-    """Raises TypeError if a function does not have an argument; the error names the nearest one.
+    """Raises TypeError if a call passes an argument that the function does not accept.
+
+    The error suggests an accepted name, or lists all accepted names.
 
     Args:
         function: the name of the function.
@@ -168,7 +170,7 @@ def check_maps(name: str, weights: object, sizes: dict[str, tuple[int | None, in
 
 
 def _alternatives(annotation: Any) -> tuple:
-    """Returns the types that an annotation allows, with NumPy arrays for JAX arrays."""
+    """Returns the types that an annotation allows; array types also accept NumPy arrays."""
     found = _members(annotation)
     return tuple(x.dtype[Any, x.dim_str] if isinstance(x, _ArrayHint) else x for x in found)
 
@@ -190,7 +192,7 @@ def _is_array(value: object) -> bool:
 
 def _refusal(name: str, value: object, hints: tuple, fitting: list[str]) -> Exception:
     accepted = " or ".join(dict.fromkeys(map(_words, hints)))
-    where = f", with {', '.join(fitting)}" if fitting else ""
+    where = f", given {', '.join(fitting)}" if fitting else ""
     if _is_array(value) and any(isinstance(hint, _ArrayHint) for hint in hints):
         return ValueError(f"{name} is {_form(value)}; it must be {accepted}{where}")
     what = _form(value) if _is_array(value) else f"a {type(value).__name__}"

@@ -4,7 +4,7 @@ The functions of this package call `hook(name, value)` and continue with the ret
 usually is `value` itself. A `Patch` replaces a value by given numbers, and an `Edit` replaces it by
 the result of a function. The `HookPoints` object of a forward pass applies both, constrains the
 sharding of each value, and stores the values to capture. The object exists only during a trace, so
-jit compiles a model with captures and changes to one function.
+jit compiles a model together with its captures and changes.
 
 The second-to-last axis of every value at a hook point is the token axis.
 """
@@ -129,7 +129,7 @@ class Edit:
 
     The result must have the shape of the value, and is converted to its dtype. A compiled program
     is reused for another `Edit` with the same function object and other arrays. Define the function
-    once, because each call of `lambda` makes a new object.
+    once, because each evaluation of a `lambda` expression creates a new object.
 
     Attributes:
         function: pure function (value, at, *arrays) → new value; see `EditAt`.
@@ -187,7 +187,7 @@ class Edit:
         return edits
 
     def for_token(self, index: Int[Array, ""], length: int) -> "Edit":
-        """Returns the edit, whose function takes the value of one token like that of several."""
+        """Returns the edit unchanged, because its function accepts any number of tokens."""
         return self
 
     def changed(
@@ -201,7 +201,7 @@ class Edit:
         """
         if self.layers is not None and self.layer is None:
             raise ValueError(
-                f"patch {name!r}: layers were given, but the hook point is in no layer"
+                f"patch {name!r}: layers were given, but the hook point is outside the layers"
             )
         at = EditAt(self.layer, points.positions, points.hooks.step)
         new = self.function(value, at, *self.arrays)
@@ -324,7 +324,7 @@ class HookPoints:
             hooks: hook points to capture and patch.
             positions: the position of each token in its document; may be None if patches do not use
                 positions.
-            documents: the document of each token, with 0 for padding, or bool, False for padding;
+            documents: int, the document of each token, 0 for padding; or bool, False for padding.
                 None without padding.
             placement: how values are sharded over devices.
         """
@@ -345,7 +345,7 @@ class HookPoints:
         return name in self.hooks.capture or name in self.hooks.patch
 
     def at_steps(self, steps: Any, where: Any) -> Any:
-        """Returns `where`, but False unless the pass predicts one of the tokens `steps`."""
+        """Returns `where` if the pass predicts one of the tokens `steps`; otherwise False."""
         if steps is None:
             return where
         return jnp.logical_and(where, (self.hooks.step == jnp.asarray(steps)).any())

@@ -2,7 +2,8 @@
 
     tokens → embedding + position → layers → norm → logits
 
-A model with an encoder also attends to a source, whose keys and values a cache stores.
+A model with an encoder also attends to a source. For decoding, the cache holds the keys and values
+of the source.
 
 Reference:
     Notes, lecture 11 §6; lecture 13 §1–5.

@@ -1,4 +1,4 @@
-"""Output heads: hidden states to logits, or to one vector per sequence."""
+"""Output heads, which map hidden states to logits or to one vector per sequence."""
 
 from dataclasses import dataclass
 from typing import Any

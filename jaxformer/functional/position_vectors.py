@@ -159,7 +159,7 @@ PositionVectors = LearnedPositions | SinusoidalPositions | TablePositions | Func
 
 
 def as_positions(positions: Any) -> TablePositions | FunctionPositions | None:
-    """Converts the positions of a model to position vectors: an array, or a function.
+    """Converts an array or a function of positions to the position vectors of a model.
 
     Raises:
         ValueError: The positions have another type.

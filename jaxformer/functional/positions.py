@@ -286,7 +286,7 @@ def document_positions(
     valid = segment_ids != 0
     so_far = jnp.concatenate([cursor.segment[:, None], segment_ids], axis=1)
     index = jnp.arange(so_far.shape[1], dtype=jnp.int32)
-    # The index of the last token that is not padding.
+    # For each token, the index of the last token up to this token that is not padding.
     latest = jax.lax.cummax(jnp.where(so_far != 0, index, 0), axis=1)
     last_segment = jnp.take_along_axis(so_far, latest, axis=1)
     begins = valid & (segment_ids != last_segment[:, :-1])

@@ -250,9 +250,9 @@ def layer_steps(
 
     Each function calls `run_layer` with the remat policy in `tokens.run.execution`.
     """
-    # A pass with a key/value cache is inside the caller's jit, so a second jit lets JAX trace equal
-    # layers only once. A pass without a cache may be outside of jit. Each call creates new
-    # functions, so a jit of them would compile in each call.
+    # A pass with a key/value cache runs inside the caller's jit. There, a second jit makes JAX
+    # trace equal layers only once. A pass without a cache may run outside of jit. There, a jit of
+    # these functions, which each call creates anew, would compile in each call.
     compiled = (lambda step: step) if tokens.cache_views is None else jax.jit
     # A scan has separate loops for the forward and the backward pass, so XLA cannot eliminate the
     # recomputation as a common subexpression.
@@ -263,8 +263,8 @@ def layer_steps(
 def layer_hooks(stack: Stack, hooks: Hooks) -> list[Hooks]:
     """Splits hooks into the hooks of each layer.
 
-    The first axis of a patch runs over the layers that have the hook point. An edit knows the
-    number of its layer.
+    The first axis of a patch runs over the layers that have the hook point. An edit is copied for
+    each of these layers, with the number of the layer.
 
     Raises:
         ValueError: The size of a patch's first axis is not the number of layers with the hook

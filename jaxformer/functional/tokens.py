@@ -77,7 +77,7 @@ class Tokens:
 
     @classmethod
     def from_cache(cls, inputs: Inputs, cache: Cache, run: Run) -> tuple["Tokens", Cache]:
-        """Appends the tokens' positions to a cache; returns the tokens and the longer cache."""
+        """Reserves cache slots for the tokens; returns the tokens and the updated cache."""
         segment_ids = continued_segment_ids(
             inputs.segment_ids, cache.cursor, inputs.tokens.shape[:2]
         )

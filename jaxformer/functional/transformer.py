@@ -79,7 +79,8 @@ def init_transformer_block(
         dim: the number of features of a token's vector.
         num_heads: the number of heads, which must divide `dim`.
         mlp_dim: the number of hidden features of the feed-forward layer; defaults to 4 · dim.
-        activation: the activation of the feed-forward layer, which decides whether there is a gate.
+        activation: the activation of the feed-forward layer; a gated activation adds a linear layer
+            for the gate.
 
     Raises:
         ValueError: `num_heads` does not divide `dim`.
@@ -117,7 +118,7 @@ def transformer_block(
     norm: Callable[..., Array] = layer_norm,
     norm_position: Literal["pre", "post"] = "pre",
 ) -> Float[Array, "*batch length dim"]:
-    """Computes one Transformer block: attention and a feed-forward layer, each with norm and sum.
+    """Computes a Transformer block: attention and feed-forward layer, with norms and residuals.
 
     Args:
         weights: the weights "attention", "attention_norm", "feedforward" and "feedforward_norm".

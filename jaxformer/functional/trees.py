@@ -58,8 +58,8 @@ def find_period(settings: Sequence[Any]) -> tuple[int, int]:
     )
 
 
-# For the backward pass, the policies store all values, only products with weights, or only the
-# inputs of blocks.
+# For the backward pass, "none" stores all values, "dots" stores only products with weights, and
+# "full" stores only the inputs of blocks.
 REMAT = {
     "none": lambda run, **_: run,
     "dots": partial(jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(STORED)),

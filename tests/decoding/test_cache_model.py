@@ -184,7 +184,8 @@ def test_gather_batch_of_cache_rejects_invalid_indices():
         (
             kept,
             [0, 1, 1, 3],
-            r"indices\[2\] is 1, but this batch element belongs to source 0, and batch element 2",
+            r"indices\[2\] is 1, but batch element 1 of the cache belongs to source 0, and batch "
+            "element 2 of the result to source 1",
         ),
         (kept, [0, 1, 2], "indices has 3 entries; their number must be a multiple"),
     ):

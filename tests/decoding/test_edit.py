@@ -200,7 +200,7 @@ def test_ablated_head_equals_a_head_that_writes_nothing(seed, layer, head):
     [
         ({"block.output": jf.Edit(keep, layers=(2,))}, "layers contain 2; the layers with this"),
         ({"block.output": jf.Edit(keep, layers=(-1,))}, "layers is -1"),
-        ({"embedding": jf.Edit(keep, layers=(0,))}, "the hook point is in no layer"),
+        ({"embedding": jf.Edit(keep, layers=(0,))}, "the hook point is outside the layers"),
         ({"block.output": jf.Edit(lambda value, at: value[0])}, "returns an array of shape"),
         ({"block.output": without_function()}, "the first argument of Edit is a str"),
         ({"block.output": jf.Edit(keep, positions=[9])}, "positions contain 9"),

@@ -184,7 +184,7 @@ def test_monotone_score_is_1_for_diagonal_weights_and_minus_1_if_reversed():
 
 
 WRONG = {
-    "tokens is int64 [2, 5]; it must be int [batch, length], with weights float32 [2, 2, 3, 12": (
+    "tokens is int64 [2, 5]; it must be int [batch, length], given weights float32 [2, 2, 3, 12": (
         (draw_weights(0), np.zeros((2, 5), int))
     ),
     "weights has shape (2, 2, 3, 0, 0); every axis must have a size of at least 1": (

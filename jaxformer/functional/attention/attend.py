@@ -98,9 +98,9 @@ def _zero_masked(
 ]:
     """Zeroes padding, keys that no query attends to, and queries without visible keys.
 
-    Otherwise, NaN in a token with attention weights 0 would enter the output and the gradients,
-    because 0 × NaN is NaN. The function considers only dense masks and segment ids, not the other
-    rules of the mask.
+    Otherwise, a NaN in a query, key or value whose attention weights are 0 would enter the output
+    or the gradients, because 0 × NaN is NaN. The function considers only dense masks and segment
+    ids, not the other rules of the mask.
     """
     arrays = [rule.array for rule in context.mask.rules() if type(rule) is DenseMask]
     seen_keys, seeing_queries = ([array.any(axis=axis) for array in arrays] for axis in (-2, -1))
@@ -157,7 +157,8 @@ def _attention_in_tiles(
         of_arguments = replace(context, mask=mask, queries=queries, keys=keys, scores=scores)
         return kernel.attention(query, key, value, of_arguments)
 
-    # The kernels define a backward pass, but not forward-mode derivatives.
+    # The kernels define a backward pass, but not forward-mode derivatives. Forward mode therefore
+    # differentiates blockwise attention.
     return own_gradient(
         fused,
         partial(jax.vjp, fused),

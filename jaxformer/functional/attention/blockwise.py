@@ -4,10 +4,11 @@ The mask's `key_range` limits the keys of each tile, so that a causal mask skips
 diagonal. The forward pass stores the output and, for each query, log Σ exp(score). The backward
 pass recomputes the attention weights from the stored values (Dao et al. 2022).
 
-A short sequence has at most 16 blocks of queries, each with one tile. The compiled program
-unrolls the loop over the tiles.
+A short sequence is split into at most 16 blocks of queries, each with one tile. The compiled
+program unrolls the loop over the tiles.
 
-A long sequence has many tiles of a fixed size, which a loop processes (see `long_sequences`).
+A long sequence is split into many tiles of a fixed size, which a loop processes (see
+`long_sequences`).
 """
 
 from collections.abc import Iterator
@@ -52,8 +53,8 @@ from jaxformer.functional.own_gradient import own_gradient
 # the forward pass. Both passes together took 7% less time.
 _SMALLEST_BLOCK, _LARGEST_BLOCK, _MOST_BLOCKS = 64, 128, 16
 # The maximum number of scores per head in a tile of a short sequence. With a causal mask, sequences
-# of up to 2,048 tokens count as short. With 4,096 tokens on two Xeon cores, the loop ran in 75% and
-# compiled in 25% of the unrolled program's time.
+# of up to 2,048 tokens count as short. With 4,096 tokens on two Xeon cores, the loop took 75% of
+# the run time and 25% of the compile time of the unrolled program.
 _LARGEST_TILE = 2**18
 
 
@@ -89,7 +90,7 @@ def _forward(
     key_info: TokenInfo,
     scores: Scores,
 ) -> tuple[Float[Array, "*batch heads queries v"], tuple[Any, ...]]:
-    """Returns the output, and as residuals all arguments and log Σ exp(score).
+    """Returns the output, and the residuals: all arguments, the output and log Σ exp(score).
 
     The softmax with a sink s is the softmax over the keys times σ(log Σ exp(score) − s).
     """
@@ -114,8 +115,8 @@ def _backward(
     """Computes the gradients from the residuals of the forward pass.
 
     With attention weights P and D_i = o_i · do_i, the gradients are dV = Pᵀ dO, dS = P ⊙ (dO Vᵀ −
-    D), dQ = dS K and dK = dSᵀ Q. A sink has the value 0, so its gradient is −Σ_i p_i D_i, where p_i
-    is the attention weight of the sink for query i.
+    D), dQ = dS K and dK = dSᵀ Q. The value vector of a sink is 0, so the gradient of the sink is
+    −Σ_i p_i D_i, where p_i is the attention weight of the sink for query i.
     """
     query, key, value, places, scores, output, log_total = residuals
     products = (output.astype(jnp.float32) * cotangent.astype(jnp.float32)).sum(axis=-1)

@@ -228,7 +228,7 @@ def documents_attention(
 def lengths_and_offsets(
     documents: Int[Array, "batch length"],
 ) -> tuple[Int[Array, "batch documents"], Int[Array, "batch documents+1"]]:
-    """Returns the length and the first token of each document, −1 for absent documents."""
+    """Returns the length and the first index of each document; −1 for absent documents."""
     numbers = jnp.arange(1, most_documents(documents.shape[-1]) + 1, dtype=jnp.int32)
     belongs = documents[:, None, :] == numbers[:, None]
     exists = belongs.any(axis=-1)

@@ -44,8 +44,8 @@ def dot_product_attention(
         value: shaped like `key`, except for the size of the last axis.
         mask: which keys each query attends to; all keys if None. A `Mask` is evaluated for the
             positions and documents in `query_info` and `key_info`. An array of booleans, or of 0
-            and 1, is [*batch, queries, keys] or, with as many axes as the query, [*batch, heads or
-            1, queries, keys].
+            and 1, has the shape [*batch, queries, keys]. If it has as many axes as the query, its
+            shape is [*batch, heads or 1, queries, keys].
         query_info: positions and documents of the queries; defaults to positions 0, 1, 2, … in one
             document.
         key_info: positions and documents of the keys. Padding is never attended to.
@@ -108,7 +108,8 @@ def scaled_dot_product_attention(
     return dot_product_attention(query, key, value, mask, scores=Scores(scale))
 
 
-# The arrays may have any sizes until `_check` has run.
+# The annotations below have separate names for sizes that must be equal, because only `_check`
+# checks that these sizes are equal.
 
 
 def _with_mask(

@@ -41,8 +41,8 @@ def softmax(
 ) -> Float[Array, "*batch keys"]:
     """Computes exp(s_j) / (exp(sink) + Σ_k exp(s_k)) over the last axis.
 
-    A sink is a learned score of each head that takes part in the softmax but has no value. Without
-    a sink, exp(sink) is 0. Returns zeros where all scores are −∞.
+    A sink is one learned score per head. It takes part in the softmax, but has no value vector.
+    Without a sink, exp(sink) is 0. Returns zeros where all scores are −∞.
 
     Reference:
         gpt-oss 2025 (arXiv:2508.10925), sinks.

@@ -29,8 +29,8 @@ def group_heads(
     """Groups the query heads that share a key head.
 
     Consecutive query heads share a key head, as in every published grouped-query checkpoint. If the
-    queries have n times the batch size of the keys, n consecutive batch elements share keys, such
-    as the hypotheses of one source. Then a group contains the query heads of all these n elements.
+    queries have n times the batch size of the keys, n consecutive batch elements, such as the beams
+    of one source, share keys. Then a group contains the query heads of all these n elements.
     """
     *batch, heads, length, features = query.shape
     *key_batch, kv_heads = key.shape[:-2]

@@ -87,8 +87,8 @@ def has_other_positions(context: Context) -> bool:
     """Returns whether explicit positions differ from the token index within each document."""
     infos = (context.queries, context.keys)
     has_positions = any(info.positions is not None for info in infos)
-    # Without `Packed`, a query attends to keys of other documents, whose positions
-    # also start at 0.
+    # Without `Packed`, a query attends to keys of other documents. Positions restart at 0 in each
+    # document, so the mask must not compare token indices instead of positions.
     return has_positions and not (context.in_order and is_packed(context))
 
 

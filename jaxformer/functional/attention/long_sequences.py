@@ -104,8 +104,9 @@ def long_backward(
 def _over_tiles(places: Places, add: AddTile, sums: Sums) -> Sums:
     """Calls `add(sums, queries, keys, visible)` for each tile, in a loop.
 
-    Each call updates the sums of the tile's queries and keys. Tiles without a visible pair are
-    skipped, at run time if the mask depends on arrays.
+    Each call updates the sums of the tile's queries and keys. Tiles outside the mask's key ranges
+    are omitted. If the mask depends on arrays, other tiles without a visible pair are skipped at
+    run time.
     """
     lengths = np.array([places.queries.length, places.keys.length], np.int32)
     sizes = np.minimum(lengths, (_LOOP_QUERIES, _LOOP_KEYS))

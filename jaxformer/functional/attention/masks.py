@@ -56,9 +56,9 @@ class Mask:
     for NumPy and JAX arrays. Positions that are known while tracing are NumPy arrays, and positions
     in a cache are JAX arrays.
 
-    If a subclass of a mask such as `Causal` overrides `__call__`, it gets `key_range` and the
-    attributes below from `Mask`. The attributes of `Causal` may be wrong for the rule of the
-    subclass.
+    If a subclass of a mask such as `Causal` overrides `__call__`, it inherits `key_range` and the
+    attributes below from `Mask` instead of `Causal`, because the attributes of `Causal` may be
+    wrong for the new rule.
 
     Attributes:
         needs_positions: True if the rule needs positions within a document. False if the rule only

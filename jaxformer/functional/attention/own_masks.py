@@ -1,8 +1,8 @@
 """Masks that a user gives as an array or as a function of positions.
 
-A function of arrays takes an array of booleans, or of 0 and 1, for one call. The mask of a model
-must be hashable and must also apply to cached tokens, so a model converts an array to a
-`TableMask`.
+Functions such as `dot_product_attention` take an array of booleans, or of 0 and 1, for one call.
+The mask of a model must be hashable and must also apply to cached tokens, so a model converts an
+array to a `TableMask`.
 """
 
 from base64 import b64decode, b64encode
@@ -23,9 +23,9 @@ from jaxformer.functional.attention.token_info import TokenInfo
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class TableMask(Mask):
-    """A mask given as a table: a query at position t attends to the keys s with table[t, s].
+    """A mask given as a table: a query at position t attends to key s if table[t, s] is True.
 
-    Queries and keys after the last position of the table are hidden.
+    After the last position of the table, queries attend to no key, and keys are hidden.
 
     Attributes:
         size: the number of positions.
@@ -97,7 +97,7 @@ class FunctionMask(Mask):
 
 
 def as_mask(mask: Any) -> Mask | None:
-    """Converts the mask of a model to a rule: a table, a function of positions, or a `Mask`.
+    """Converts an array or a function of positions to a `Mask`; a `Mask` remains unchanged.
 
     Raises:
         ValueError: The mask has another type, or is an array that is not square.
@@ -106,7 +106,8 @@ def as_mask(mask: Any) -> Mask | None:
         return mask
     if isinstance(mask, jax.Array | np.ndarray):
         return TableMask.of(mask)
-    if callable(mask) and not is_dataclass(mask):  # a norm, for example, is a dataclass
+    # A callable dataclass, such as a norm, is not a function of positions.
+    if callable(mask) and not is_dataclass(mask):
         return FunctionMask(mask)
     raise ValueError(
         f"mask is a {type(mask).__name__}; it must be a jaxformer.functional.Mask, an array of "

@@ -181,7 +181,7 @@ class Scores:
         cap: soft cap of the scaled products, or None.
         bias: a bias that is added after the cap, or None.
         sink: attention sinks [*batch, heads], or None. The sink of a head is a score that takes
-            part in the softmax but has no value.
+            part in the softmax but has no value vector.
     """
 
     scale: float | None = None

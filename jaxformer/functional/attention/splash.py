@@ -9,8 +9,8 @@ separate documents and mark padding. This module handles three limits of the ker
 - The kernel's output for a query without visible keys is undefined. This module gives such a query
   the id 0, so that the query attends to padding, whose values are zeros.
 - A window counts the tokens of a document, but the kernel's mask counts the tokens of the sequence.
-  If a document contains padding, which is known only at run time, blockwise attention computes the
-  output.
+  The counts differ if a document contains padding, which is known only at run time. In this case,
+  blockwise attention computes the output.
 
 Reference:
     jax.experimental.pallas.ops.tpu.splash_attention; Dao et al. 2022.
@@ -147,7 +147,7 @@ class Plan:
 
 
 def padded(length: int) -> int:
-    """Rounds `length` up to a multiple of 128, or of 512 if that adds little padding."""
+    """Rounds `length` up to a multiple of 512 or 256 if that adds little padding, else of 128."""
     for block in (_LARGEST_BLOCK, _LARGEST_BLOCK // 2):
         size = -(-length // block) * block
         if size - length <= length // 8:
@@ -179,7 +179,7 @@ def rule_mask(plan: Plan) -> Any:
 
 
 def _padded_tile(plan: Plan, rows: slice, columns: slice) -> np.ndarray:
-    """Evaluates the rule for a tile. Returns True for padded keys, which the ids hide."""
+    """Evaluates the rule for a tile. The result is True for padded keys, which the ids hide."""
     (row, rows_end), (column, columns_end) = (
         (part.start or 0, size if part.stop is None else part.stop)
         for part, size in zip((rows, columns), plan.sizes, strict=True)
@@ -278,8 +278,8 @@ def _unsupported(context: Context) -> str | None:
         return "the kernel does not support cached or explicit positions"
     if context.queries.positions is not None and not by_distance:
         return (
-            "the kernel supports positions that begin anew in each document only if the mask is a "
-            "function of the distances between tokens"
+            "the kernel needs a mask that depends only on distances between tokens if positions "
+            "restart in each document"
         )
     is_self = context.queries.length == context.keys.length
     if is_packed(context) and not is_self:

@@ -269,9 +269,9 @@ class Cache:
         if differs.any():
             i = int(differs.argmax())
             raise ValueError(
-                f"indices[{i}] is {indices[i]}, but this batch element belongs to source "
-                f"{old[indices[i]]}, and batch element {i} to source {new[i]}; both must have the "
-                "same source"
+                f"indices[{i}] is {indices[i]}, but batch element {indices[i]} of the cache "
+                f"belongs to source {old[indices[i]]}, and batch element {i} of the result to "
+                f"source {new[i]}; both must have the same source"
             )
 
     def rewind(self, lengths: ArrayLike | Sequence[Any]) -> "Cache":

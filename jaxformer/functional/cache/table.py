@@ -86,8 +86,8 @@ class TableView(NamedTuple):
         tokens: positions and documents of the tokens in the slots, the new tokens included.
         written: the slots of the new tokens; see `cache.slots.write_token_info`.
         earlier: the tokens in the slots before the pass, if the new tokens overwrite a token that
-            they attend to; otherwise None. If `earlier` is not None, the queries attend to
-            `earlier` and to the new tokens instead of `tokens`.
+            they attend to; otherwise None. If `earlier` is not None, the queries do not attend to
+            `tokens`, but to `earlier` followed by the new tokens.
     """
 
     tokens: TokenInfo
@@ -103,7 +103,7 @@ class TokenTable:
     Attributes:
         positions: int [batch, slots].
         documents: int [batch, slots], 1, 2, …; 0 for an empty slot or padding.
-        ring: the indices of the tokens in the ring buffer; None if slots are never reused.
+        ring: the range of the tokens in the ring buffer; None if slots are never reused.
     """
 
     # The arrays have the type `Any`, because JAX also fills these fields with placeholders.

@@ -1,1 +1,1 @@
-"""The parts of a layer: norms, the feed-forward layer, recurrent cells."""
+"""The parts of a layer, such as norms, attention, feed-forward and recurrent sub-layers."""

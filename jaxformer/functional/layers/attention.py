@@ -83,7 +83,7 @@ class Attention(SubLayer):
         use_bias: whether the projections to query, key, value and gate have biases.
         output_bias: whether W_O has a bias.
         has_sinks: whether each head has an attention sink, a learned score that takes part in the
-            softmax but has no value.
+            softmax but has no value vector.
         has_gate: whether the heads are multiplied by a gate, sigmoid(W_g x), before W_O.
     """
 

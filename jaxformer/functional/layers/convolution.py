@@ -3,8 +3,8 @@
     y_t = act(Σ_k x_{t + offsets[k]} W_k + b)
 
 A causal kernel of size K and dilation d has the offsets −(K − 1)d, …, −d, 0. A kernel with an
-offset above 0 also reads later tokens, such as the kernel with the offsets (−1, 0, 1) in lecture
-11. A model with such a kernel is not autoregressive.
+offset above 0, such as the kernel with the offsets (−1, 0, 1) in lecture 11, also reads later
+tokens. A model with such a kernel is not autoregressive.
 
 Distances count the tokens of a document and ignore padding (see `token_order`). Before the first
 and after the last token of a document, x is zero.
@@ -90,8 +90,8 @@ def causal_convolution(
     """Computes y_t = Σ_k x_{t − d (K − 1 − k)} W_k + b, where x is 0 before the first token.
 
     Args:
-        weights: the kernel [K · in_dim, out_dim], with W_0 first, which multiplies the earliest
-            token, and an optional bias.
+        weights: the kernel [K · in_dim, out_dim] and an optional bias. The kernel begins with W_0,
+            which multiplies the earliest token.
         x: the inputs.
         dilation: the distance d between the tokens that the kernel reads.
 

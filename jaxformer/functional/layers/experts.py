@@ -136,7 +136,7 @@ def shared_expert(
 def router_losses(
     routes: Routes, segment_ids: Int[Array, "*batch"] | None = None
 ) -> dict[str, Float[Array, ""]]:
-    """Returns the two usual auxiliary losses of a router, averaged over all tokens but padding.
+    """Returns the two usual auxiliary losses of a router, averaged over all tokens except padding.
 
     balance: num_experts · Σ_e f_e P_e, where f_e is the fraction of tokens sent to expert e, and
         P_e is the mean probability of expert e. This loss is 1 if f and P are uniform (Fedus et al.

@@ -272,7 +272,7 @@ def check_block(
     for name in wanted.keys() | given.keys():
         if wanted.get(name) != given.get(name):
             is_, must = (shapes.get(name, "absent") for shapes in (given, wanted))
-            raise ValueError(f"weights: {name} has shape {is_}; this layer needs {must}")
+            raise ValueError(f"weights: the shape of {name} must be {must}, but is {is_}")
 
 
 @checks_arguments(check_block)
@@ -337,7 +337,10 @@ def init_layer(layer: Layer, initial: Initial, dim: int, key: PRNGKeyArray) -> W
 
 
 def input_dims(layer: Layer, dim: int) -> dict[str, int]:
-    """Returns {name of a sub-layer: number of its input features} for `dim` layer inputs."""
+    """Returns {name of a sub-layer: number of its input features}.
+
+    `dim` is the number of input features of the layer.
+    """
     dims = {}
     for part in layer:
         dims |= {sublayer.name: dim for sublayer in part.sublayers}

@@ -43,8 +43,9 @@ def _check_heads(
         features = weights[name]["kernel"].shape[-1]
         if features % head_dim or num_heads % (features // head_dim):
             raise ValueError(
-                f"weights[{name!r}]['kernel'] has {features} columns; with heads of {head_dim} "
-                f"features, their number must divide num_heads ({num_heads})"
+                f"weights[{name!r}]['kernel'] has {features} columns; they must form heads of "
+                f"{head_dim} features, and the number of these heads must divide num_heads "
+                f"({num_heads})"
             )
 
 

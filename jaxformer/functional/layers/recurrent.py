@@ -101,7 +101,7 @@ def _check_cell(
     if gates != cell.num_gates * size:
         raise ValueError(
             f"weights['state']['kernel'] has shape {(size, gates)}; the {type(cell).__name__} cell "
-            f"needs {cell.num_gates} gates, which is the shape {(size, cell.num_gates * size)}"
+            f"needs {cell.num_gates} gates, so the shape must be {(size, cell.num_gates * size)}"
         )
     check_maps("weights", weights, {"input": (x.shape[-1], gates)})
     for name, part in zip(cell.parts, states, strict=False):
@@ -351,7 +351,7 @@ class Recurrent(SubLayer):
         return init_recurrent_layer(key, self.cell, dim, self.hidden_dim, initial.input_stddev)
 
     def zeros(self, batch_size: Size) -> State:
-        """Returns a zero state of separate arrays, because no array can be donated twice."""
+        """Returns a zero state. Its arrays are distinct: jit cannot donate an array twice."""
         shape = (batch_size, self.hidden_dim)
         return tuple(jnp.zeros(shape, jnp.float32) for _ in self.cell.parts)
 

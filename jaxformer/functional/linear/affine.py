@@ -97,7 +97,7 @@ def quantize_all(params: Weights) -> Weights:
 
 
 def dense_all(params: Weights) -> Weights:
-    """Replaces kernels and tables with LoRA updates or integers by the arrays they represent."""
+    """Replaces each `Kernel` and `Int8Table` in a tree by the array that it represents."""
 
     def is_other(x: Any) -> bool:
         return is_kernel(x) or isinstance(x, Int8Table)

@@ -69,8 +69,8 @@ def init_low_rank(
 def concatenate_kernels(kernels: Sequence[AnyKernel]) -> AnyKernel | None:
     """Concatenates kernels that have the same input, along their output axis.
 
-    Returns None if the kernels have formats that cannot be combined. Kernels of a subclass are not
-    concatenated, because their product may differ.
+    Returns None if the kernels have formats that cannot be combined. Subclasses of `Int8Kernel` and
+    `LowRankKernel` are not concatenated, because they may define another product.
     """
     integers = [kernel for kernel in kernels if type(kernel) is Int8Kernel]
     if len(integers) == len(kernels):

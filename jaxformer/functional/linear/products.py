@@ -105,7 +105,7 @@ def _without_ellipsis(formula: str, x_axes: int, y_axes: int) -> str:
 
 @cache
 def _product(formula: str, dtype: jnp.dtype) -> Callable[[Array, Array], Array]:
-    """Computes the product, with a custom gradient."""
+    """Returns the function (x, y) → product, which has a custom gradient."""
 
     @jax.custom_jvp
     def function(x: Array, y: Array) -> Array:
@@ -146,7 +146,7 @@ def _names(formula: str) -> tuple[str, str, str]:
 
 @cache
 def _einsum(formula: str) -> Callable[[Array, Array], Array]:
-    """Computes the einsum with a float32 result and a custom vmap rule."""
+    """Returns the function (x, y) → einsum in float32, which has a custom vmap rule."""
     einsum = custom_vmap(partial(_plain_einsum, formula))
     einsum.def_vmap(partial(_batched_einsum, formula))
     return einsum

@@ -1,7 +1,7 @@
 """Cross-entropy: the weighted mean of −log P(target) over tokens.
 
-All computations are float32, also for logits of another dtype. Logits i are compared with target i,
-so the caller must shift the targets.
+All computations are float32, also for logits of another dtype. The logits at position i are
+compared with the target at position i, so the caller must shift the targets.
 """
 
 from numbers import Real

@@ -72,7 +72,7 @@ def dpo_loss(
         rejected: log π(r), the log-probability of the worse answer.
         reference_chosen: log π₀(c), by the model before the tuning.
         reference_rejected: log π₀(r), by the model before the tuning.
-        beta: β; a larger value keeps the model closer to the one before the tuning.
+        beta: β; a larger value keeps the model closer to the model before the tuning.
     """
     margin = (chosen - rejected) - (reference_chosen - reference_rejected)
     return -jax.nn.log_sigmoid(beta * margin.astype(jnp.float32))
@@ -117,7 +117,7 @@ def group_advantages(
     Args:
         rewards: the reward of each answer; a group has the answers to one prompt.
         divides_by_std: whether to divide by the standard deviation within the group, as in GRPO.
-            Without the division, hard and easy prompts do not count more than others (Liu et al.
+            The division makes very hard and very easy prompts count more than others (Liu et al.
             2025).
         epsilon: added to the standard deviation.
     """

@@ -180,7 +180,7 @@ IN_DOCUMENTS = TokenInfo(20, jnp.arange(20), jnp.ones((2, 20), int))
         ({"queries": TokenInfo(20, jnp.arange(20)), "in_order": False}, "explicit positions"),
         (
             dict.fromkeys(("queries", "keys"), IN_DOCUMENTS) | {"mask": Prefix(3) & Packed()},
-            "only if the mask is a function of the distances between tokens",
+            "a mask that depends only on distances between tokens if positions restart",
         ),
         (
             {"mask": EveryThird(), "keys": TokenInfo(20, None, jnp.ones((2, 20), int))},

@@ -19,7 +19,8 @@ from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.placement import OneDevice
 from jaxformer.models.sharding.parameters import make_mesh, replicated
 
-# Each program repeats its operation, so that the start of the program is a small part of its time.
+# A program repeats a copy or a matrix product this number of times, so that the start of the
+# program is a small part of its time.
 REPEATS = 4
 
 
@@ -52,7 +53,7 @@ def _measure_product(size: int, dtype: DType, rounds: Rounds) -> Measurement:
     On TPUs and recent GPUs, the default precision for float32 matrices is lower than float32.
     """
     keys = jax.random.split(jax.random.key(0))
-    # A product with this matrix keeps the size of the values, so they neither overflow nor vanish.
+    # `matrix` is divided by √size, so that the values of repeated products keep their size.
     x, matrix = (jax.random.normal(key, (size, size), jnp.float32) for key in keys)
     x, matrix = x.astype(dtype), (matrix / size**0.5).astype(dtype)
     multiply = jax.jit(lambda x, y: jax.lax.fori_loop(0, REPEATS, lambda _, x: x @ y, x))
@@ -96,8 +97,8 @@ def causal_flops(batch_size: int, num_heads: int, length: int, head_dim: int) ->
 def measure_attention(case: AttentionCase, dtype: DType, rounds: Rounds) -> list[Measurement]:
     """Measures causal attention for each sequence length.
 
-    The FLOPs of the gradients are twice the FLOPs of the forward pass. If the
-    gradients compute attention scores again, the FLOPs of this second computation are not counted.
+    The backward pass counts as twice the FLOPs of the forward pass. If the backward pass recomputes
+    attention scores, the FLOPs of the recomputation are not counted.
 
     Args:
         case: The shapes.

@@ -29,7 +29,8 @@ _SHOWN = {
     Part.COLLECTIVES: ("", "published links"),
 }
 _NOTE = """\
-Speeds are medians. Percentages compare them with the fastest matrix product, copy or read measured.
+Speeds are medians. Percentages compare them with the fastest measured matrix product, copy or read,
+or with published rates.
 FLOPs follow the formulas in jaxformer/models/flops.py: attention counts only visible keys,
 (length + 1) / 2 per query on average. Bytes are the minimum that a program must move: in decoding,
 the weights, and the keys and values of all tokens so far."""

@@ -142,7 +142,7 @@ def _training_case(name: str, memory: int, count: int) -> TrainingCase | None:
 
     Returns None if the training state needs more than two thirds of the memory.
 
-    The batch size is a power of two, so that halving ends at 1.
+    The batch size is a power of two, so that `largest_that_fits` can halve it down to 1.
     """
     config = preset(name)
     room = memory - _STATE_BYTES * parameter_count(config) // count

@@ -141,7 +141,8 @@ class CompiledProgram(NamedTuple):
 
     Attributes:
         text: The compiled program as text.
-        memory: The bytes on each device by content, and the "total".
+        memory: The bytes on each device for each kind of content, such as "weights", and the
+            "total".
         layer: The shape of one layer's keys on each device. None for a program without a cache, or
             with a recurrent state instead of keys.
     """

@@ -14,11 +14,11 @@ The axes of the mesh cause these collectives:
              are stored, and the results are exchanged: 2 (n − 1)/n of the activations' bytes.
              Gradients of vectors (biases, scales) are all-reduced.
     data     Gradients are all-reduced: 2 s (n − 1)/n of each device's part of the gradient.
-    expert   Gradients are all-reduced as for data, except for gradients of experts, which
-             are not shared along this axis. Each layer with experts gathers its input and
-             scatters its output. The backward pass gathers the gradient of the output and
-             scatters the gradient of the input: 4 (n − 1)/n of the bytes of the activations of
-             n devices.
+    expert   Gradients are all-reduced as for data, except for the gradients of experts, because
+             each device along this axis has different experts. Each layer with experts gathers
+             its input and scatters its output. The backward pass gathers the gradient of the
+             output and scatters the gradient of the input: 4 (n − 1)/n of the bytes of the
+             activations of n devices.
     tensor   The outputs of each sub-layer and the gradients of its inputs are all-reduced:
              four all-reduces of the activations per layer. A sharded vocabulary adds one
              all-reduce for the logits and another for the lookup. If the number of heads (or

@@ -28,14 +28,14 @@ class ExpertSizes(NamedTuple):
 
     Attributes:
         chosen: The number of experts per token.
-        experts: The number of experts on all devices and the number on one device. A number that is
-            not above `chosen` is omitted.
+        experts: The number of experts on all devices and the number on one device. Numbers up to
+            `chosen` are omitted, because arrays of the chosen experts are not dense.
         tokens: The number of tokens on all devices, on the devices along the mesh axis "expert",
             and on one device.
         features: The numbers of input features and of hidden features.
         kernels: The shapes of a kernel and of its shards, with the sizes in ascending order.
         heads: The numbers of heads on all devices and on one device.
-        of_heads: The sizes of the other axes of attention: head_dim, and tokens per sequence.
+        of_heads: The sizes of the other axes of attention's arrays: head_dim, tokens per sequence.
         layers: The possible sizes of an axis over layers, from 1 to the number of layers.
     """
 
@@ -138,9 +138,9 @@ def dense_over_experts(text: str, sizes: ExpertSizes) -> list[str]:
 def _is_dense(shape: tuple[int, ...], sizes: ExpertSizes, is_of_product: bool) -> bool:
     """Returns whether the axes of a shape are experts, tokens and features, in any order.
 
-    A scan stores arrays [layers, tokens, features], which no matrix product uses directly. If the
-    number of experts is also in `sizes.layers`, the array must therefore be an operand or a result
-    of a matrix product.
+    A scan stores arrays [layers, tokens, features], which no matrix product uses directly.
+    Therefore, if `sizes.layers` contains the number of experts, only operands and results of matrix
+    products are dense.
     """
     tokens = {n * times for n in sizes.tokens for times in (1, sizes.chosen)}
     for axis, experts in enumerate(shape):

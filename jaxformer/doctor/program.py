@@ -106,7 +106,7 @@ def computations(text: str) -> tuple[Computations, str]:
 
 
 def walk(text: str) -> Iterator[tuple[Instruction, str, int | None]]:
-    """Yields (instruction, name of its computation, how often it runs or None if unknown).
+    """Yields (instruction, name of its computation, number of its runs or None if unknown).
 
     The function visits all branches of a conditional.
     """
@@ -312,7 +312,7 @@ def by_kind(found: list[Collective]) -> dict[str, Total]:
 def copies(text: str, shape: tuple[int, ...]) -> int:
     """Counts how often a program copies arrays of a given shape.
 
-    Shapes are equal if they differ only in the order of the axes or in axes of size 1. The
+    Shapes count as equal if they differ only in the order of axes or in axes of size 1. The
     function does not count moves between two memory spaces of a device.
 
     Args:

@@ -157,7 +157,7 @@ def _program_rows(
         found: The results of `examine_step` or `examine_decoding`.
         title: A name for the program, such as "training step".
         unit: "step" or "token"; the rows show bytes and FLOPs per step or per token.
-        names: {type of memory: label}. Types of memory without a label are shown unchanged.
+        names: {key of `found["memory"]`: label}. A key without a label is shown unchanged.
         sent: The rows about the bytes that a device sends.
         flops: (FLOPs per device, remark).
     """

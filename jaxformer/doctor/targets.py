@@ -149,7 +149,7 @@ def _quiet() -> Generator[None]:
 
 
 class AbsentH100(NamedTuple):
-    """The attributes of a device that tokamax reads."""
+    """The device attributes that tokamax reads, with the values of an H100."""
 
     platform: str = "gpu"
     device_kind: str = "NVIDIA H100 80GB HBM3"

@@ -57,7 +57,7 @@ class Inputs(NamedTuple):
         text: Files and folders. If `text` and `source` are empty, the run reads Python's standard
             library.
         source: The file of source sentences, or of pairs of source and target sentences.
-        target: The file of target sentences; None if `source` has the pairs.
+        target: The file of target sentences; None if `source` contains the pairs.
         origin: The checkpoint that provides the weights and the tokenizer; None for a new model.
     """
 
@@ -95,19 +95,21 @@ class OptimizerConfig:
     learning_rate: float | None = None
     """peak learning rate"""
     warmup_steps: int = 100
-    """steps of the linear warm-up of the learning rate from 0; fewer than the steps of the run"""
+    """steps in which the learning rate rises linearly from 0. A value of --steps or more counts as
+    one less than --steps"""
     decay_fraction: float = 0.2
-    """fraction of the run, at its end, over which warmup-stable-decay decays. With --steps, the
-    decay starts after the warm-up at the earliest"""
+    """fraction of the run, at its end, in which warmup-stable-decay lowers the learning rate. With
+    --steps, the decay never starts before the end of the warm-up"""
     final_fraction: float = 0.1
     """final learning rate as a fraction of the peak"""
     weight_decay: float = 0.1
     """weight decay of matrices; biases and scales have no weight decay"""
     beta1: float = 0.9
-    """decay rate of the gradient's moving average (unused by Adafactor and Muon)"""
+    """decay rate of the gradient's moving average; for Lion, weight of this average in the update
+    (unused by Adafactor, and by Muon for kernels)"""
     beta2: float = 0.95
     """decay rate of the squared gradient's moving average; for Lion, of the gradient's moving
-    average (unused by Adafactor and Muon)"""
+    average (unused by Adafactor, and by Muon for kernels)"""
     clip_norm: float = 1.0
     """largest global norm of the gradient; a gradient with a larger norm is scaled down"""
     ema_decay: float | None = None
@@ -257,7 +259,7 @@ class RunConfig(Generic[Model]):
 
 @dataclass(frozen=True)
 class TrainingConfig(RunConfig[Model]):
-    """Base class of the configs of `jaxformer train`, with all settings that affect the losses.
+    """Base class of the configs of `jaxformer train`, with the settings that all tasks share.
 
     Subclasses add the settings of the data and the batches.
     """
@@ -320,7 +322,8 @@ class TextTraining(WindowTraining[Model]):
     text_field: str = "text"
     """field or column that holds the text, in records (.jsonl, .parquet, hf:)"""
     packing: Literal["windows", "documents"] = "windows"
-    """windows: any stretch of the text; documents: tokens attend only to their own document"""
+    """windows: tokens also attend to other documents in a window; documents: tokens attend only to
+    their own document"""
     evaluation_windows: int = 128
     """held-out windows per evaluation, the same each time. The last evaluation also scores all
     held-out text"""
@@ -358,8 +361,8 @@ class RecordTraining(WindowTraining[Model]):
     """file with a chat template in jinja2, for records with messages; default: the template of the
     checkpoint, or a plain one that the run folder then contains"""
     record_weights: tuple[float, ...] = ()
-    """one number for each file or dataset: how often an epoch has each of its training records,
-    such as 3 or 0.5; default: once"""
+    """one number for each file or dataset: how often an epoch contains each of its training
+    records, such as 3 or 0.5; default: once"""
     evaluation_records: int = 128
     """held-out records per evaluation, the same each time. The last evaluation also scores all
     held-out records"""
@@ -382,7 +385,8 @@ class TuningTraining(RecordTraining[Model]):
     loss_on: Literal["completions", "all"] = "completions"
     """tokens to learn: completions (what the assistant says), or all"""
     packing: Literal["records", "none"] = "records"
-    """records: several records share a sequence, and none sees another; none: one in each"""
+    """records: several records share a sequence, but do not attend to each other; none: each
+    sequence has one record"""
 
 
 @dataclass(frozen=True)

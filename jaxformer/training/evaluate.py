@@ -218,8 +218,8 @@ def masked_windows(
 
     Args:
         documents: The token ids of each document, without the ids of `tokenizer.opening`.
-        tokenizer: The tokenizer of the documents, with a mask token. Each window is between the
-            tokens of the tokenizer's template.
+        tokenizer: The tokenizer of the documents, with a mask token. Its template adds tokens
+            before and after each window.
         length: Tokens per window.
         rate: The probability that a token is masked.
         seed: The random seed.
@@ -368,10 +368,10 @@ def score_pairs(
 ) -> PairScore:
     """Computes the loss of the targets and the BLEU score of the model's translations.
 
-    The loss excludes targets longer than the model's max_length. BLEU ignores case if the tokenizer
-    converts text to lower case. Translations are limited to the length of the longest target. After
-    few updates, a model rarely ends a translation and would otherwise always generate max_length
-    tokens.
+    The loss excludes targets that, with an end token, exceed max_length. BLEU ignores case if the
+    tokenizer converts text to lower case. Translations are limited to the length of the longest
+    target. After few updates, a model rarely ends a translation and would otherwise always generate
+    max_length tokens.
 
     Args:
         model: The model.

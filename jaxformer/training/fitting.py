@@ -228,7 +228,7 @@ def _parallel_layers(settings: Settings) -> None:
 
 
 def _tied_width(settings: Settings) -> None:
-    """Scales embed_dim and hidden_dim by one factor; tied embeddings make both equal."""
+    """Scales embed_dim and hidden_dim by one factor, and unties embeddings if the two differ."""
     before, hidden = settings.preset, settings["hidden_dim"]
     if hidden is None:
         return

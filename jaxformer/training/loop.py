@@ -77,7 +77,7 @@ class Training:
             folder: The run folder.
             task: Provides the training data and the evaluation.
             screen: Shows progress and messages.
-            mesh: The device mesh, which must also be in context; one device if None.
+            mesh: The device mesh, which the caller has set by `jax.set_mesh`; one device if None.
             base: The initial parameters, which are donated; random parameters if None.
             model: The model of `config`. Samples and translations use the model's generation
                 settings.

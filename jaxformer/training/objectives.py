@@ -42,9 +42,9 @@ class Sums(NamedTuple):
 class Objective(ABC, Generic[AnyBatch]):
     """Base class of objectives. An objective sums a loss over a batch and counts its targets.
 
-    An update minimizes Σ loss / Σ count over all micro-batches. The result is the gradient of the
-    full batch, even if the micro-batches have different counts. Subclasses must be frozen
-    dataclasses.
+    An update minimizes Σ loss / Σ count over all micro-batches. An update therefore uses the
+    gradient of the full batch, even if the micro-batches have different counts. Subclasses must be
+    frozen dataclasses.
 
     Attributes:
         batch_type: The type of the batches: a pytree of arrays, such as a NamedTuple.
@@ -88,7 +88,7 @@ class CrossEntropy(Objective[Batch]):
 
     Attributes:
         label_smoothing: The probability that is distributed uniformly over all tokens. With label
-            smoothing, reports have `loss` without smoothing and `smoothed_loss` with smoothing.
+            smoothing, reports contain `loss` without smoothing and `smoothed_loss` with smoothing.
         auxiliary: Pairs (name, weight). The loss includes the sum `Forward.auxiliary[name]`,
             multiplied by the weight.
     """

@@ -34,9 +34,9 @@ class PreferenceBatch(NamedTuple, Generic[Leaf]):
         chosen: The better answers, each in a sequence with its prompt. The targets with weight 1
             are the tokens of the answer. A sequence without such targets is padding.
         rejected: The worse answers.
-        reference_chosen: The log-probability of each better answer by the model before the tuning,
-            float [batch].
-        reference_rejected: The log-probability of each worse answer by the model before the tuning.
+        reference_chosen: The log-probability of each better answer under the model before the
+            tuning, float [batch].
+        reference_rejected: The log-probability of each worse answer under this earlier model.
     """
 
     chosen: Batch[Leaf]
@@ -47,10 +47,11 @@ class PreferenceBatch(NamedTuple, Generic[Leaf]):
 
 @dataclass(frozen=True)
 class DirectPreference(Objective[PreferenceBatch]):
-    """DPO: the model prefers the better answer by more than the model before the tuning does.
+    """DPO: trains the model to prefer the better answer more than it did before the tuning.
 
-    Reports also have `preference_accuracy`, the fraction of pairs for which this holds, and
-    `preference_margin`, the mean of β times the difference of the two preferences in nats.
+    A preference is the log-probability of the better answer minus that of the worse answer, in
+    nats. Reports also contain `preference_accuracy`, the fraction of pairs whose preference has
+    increased, and `preference_margin`, the mean of β times the increase.
 
     Attributes:
         beta: β of `dpo_loss`.
@@ -94,7 +95,7 @@ class DirectPreference(Objective[PreferenceBatch]):
 
 
 def _is_pair(batch: PreferenceBatch) -> Array:
-    """Returns which sequences of a batch have a pair, and are not padding."""
+    """Returns which elements of a batch are pairs, and not padding."""
     return (target_weights(batch.chosen) > 0).any(axis=-1)
 
 
@@ -104,7 +105,7 @@ def answer_log_probs(
 ) -> Float[Array, " batch"]:
     """Computes the log-probability of each answer: the sum over its tokens, in nats.
 
-    The logits of one sequence at a time are in memory, also for the gradient.
+    Memory holds the logits of only one sequence at a time, also in the backward pass.
 
     Args:
         model: The model.

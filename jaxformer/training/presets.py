@@ -47,14 +47,14 @@ def _stdlib(
         optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=50, final_fraction=0.0),
         steps=steps,
         batch_size=batch_size,
-        # None follows max_length if the user changes max_length.
+        # With None, the window length remains max_length if the user changes max_length.
         window_length=None if model.max_length == _WINDOW else _WINDOW,
         evaluate_every=500,
         checkpoint_every=500,
     )
 
 
-# A gated feed-forward layer of width 344 has as many parameters as a plain layer of width 512.
+# A gated feed-forward layer of width 344 has about as many parameters as a plain one of width 512.
 _LIBRARY: dict[str, Any] = {"vocab_size": 2048, "max_length": _WINDOW, "embed_dim": 128}
 _LIBRARY |= {"num_layers": 4, "num_heads": 2, "mlp_dim": 344}
 _LIBRARY |= {"positions": "rotary", "use_bias": False}
@@ -226,7 +226,7 @@ def fine_tuning(kind: str, model: ModelConfig, preset: str | None) -> TrainingCo
     return replace(chosen, model=model)
 
 
-# trl's default rate of DPO (version 1.16).
+# Default learning rate for DPO in trl 1.16.
 _PREFERENCE_RATE = 1e-6
 
 

@@ -32,7 +32,7 @@ LIBRARY = "stdlib"
 # File systems accept names of 255 bytes. This limit is smaller, to leave space for the words and
 # numbers that `run_name` and `next_free` append.
 _MOST_BYTES = 80
-# Device names on Windows.
+# Names of devices on Windows, which files and folders cannot have.
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
 
 
@@ -379,7 +379,7 @@ def prepare_run(
         if keep_base is not None:
             keep_base(folder, config)
         write_run(folder, inputs, config)
-        screen.say("reading …")
+        screen.say("preparing the data …")
         try:
             kind.write(folder, config, gathered, screen)
         except ValueError:

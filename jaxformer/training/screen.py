@@ -17,7 +17,7 @@ from jaxformer.terminal import visible
 # `_LONG_GAP` seconds apart afterwards.
 _GAP, _LONG_GAP = 10.0, 60.0
 
-# AdamW divides by the gradient's size plus 1e-8, so smaller gradients hardly move a parameter.
+# AdamW divides by the gradient's size plus 1e-8, so a gradient below 1e-8 hardly moves a parameter.
 _LEAST_GRADIENT = 1e-8
 
 

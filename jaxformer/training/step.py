@@ -172,7 +172,7 @@ def init_on(
     lora: LoraConfig = LoraConfig(),  # noqa: B008 (frozen)
     averages: bool = False,
 ) -> TrainState:
-    """Initializes the state of `init_state` with each array on its devices.
+    """Creates the training state (see `init_state`) with each array on its devices.
 
     Args:
         mesh: The device mesh; one device if None.

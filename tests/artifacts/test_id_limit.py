@@ -107,7 +107,7 @@ def test_every_command_rejects_text_with_token_id_above_vocab_size(
     assert main(command.split()) == 2
     said = capsys.readouterr()
     assert "'tidewater'" in said.err and "vocab_size" in said.err
-    assert len(said.err.splitlines()) == 1 and said.out.strip() in ("", "reading …")
+    assert len(said.err.splitlines()) == 1 and said.out.strip() in ("", "preparing the data …")
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from jaxformer.training.data.records import Record, Records
 from jaxformer.training.data.split import choose_held_out
 
 PREFERENCE = "prompt, chosen and rejected"
-# The fields of each form of a record. The first form whose fields a record has is its form.
+# The fields of each form of a record. A record has the first form whose fields it contains.
 FORMS = {
     PREFERENCE: ("prompt", "chosen", "rejected"),
     "messages": ("messages",),
@@ -30,7 +30,7 @@ TUNING_FORMS = tuple(form for form in FORMS if form != PREFERENCE)
 
 
 class Example(NamedTuple):
-    """An example.
+    """The token ids of a text, of which the model learns some or all.
 
     Attributes:
         ids: The token ids.
@@ -47,13 +47,13 @@ class Example(NamedTuple):
 
 
 class Text(NamedTuple):
-    """An encoded record, with the text that decides where it is held out.
+    """An encoded record, with the text that decides whether the record is held out.
 
     Attributes:
         examples: The tokens: one example, or the better and the worse answer to one prompt.
         question: The text before the first token to learn, or the whole text of a record that has
             only a text.
-        weight: How often an epoch has the record, on average.
+        weight: How often an epoch contains the record, on average.
     """
 
     examples: tuple[Example, ...]
@@ -75,7 +75,7 @@ def find_records(paths: Sequence[Path | str]) -> list[Records]:
 
 
 def needs_tuning(paths: Sequence[Path | str]) -> bool:
-    """Returns whether the first record has prompts or messages, and is more than a text."""
+    """Returns whether the first record has a prompt or messages, not only a text."""
     return find_form(_first_fields(paths)) not in (None, "text")
 
 
@@ -113,17 +113,17 @@ def read_examples(
 
     Args:
         paths: The files, folders and datasets.
-        tokenizer: Encodes the texts, and has the chat template.
+        tokenizer: Encodes the texts. Records with messages need its chat template.
         forms: The accepted forms of records, keys of `FORMS`.
-        learn_all: Whether the model learns all tokens, instead of the completions.
-        weights: How often an epoch has each record of each path; once by default.
+        learn_all: Whether the model learns all tokens, not only the completions.
+        weights: For each path, how often an epoch contains each of its records; once by default.
 
     Yields:
         The encoded records.
 
     Raises:
-        ValueError: A record has no known form, or cannot be encoded. The message has the file and
-            the line.
+        ValueError: A record has no accepted form, or cannot be encoded. The message names the file
+            and the line.
     """
     if not find_records(paths):
         raise ValueError(
@@ -145,7 +145,7 @@ def _listed(forms: Sequence[str]) -> str:
 def _encode_record(
     path: str, record: Record, tokenizer: Tokenizer, forms: Sequence[str], learn_all: bool
 ) -> Text:
-    """Encodes a record; an error begins with its place."""
+    """Encodes a record. An error message begins with the place of the record."""
     fields, where, _ = record
     form = find_form(fields)
     if form is None or form not in forms:
@@ -198,10 +198,11 @@ def encode_completion(
     *,
     name: str = "completion",
 ) -> Example:
-    """Encodes a prompt with its completion. The model learns the completion and how it ends.
+    """Encodes a prompt with its completion. The model learns the completion and its end token.
 
-    Both are texts, or both are lists of messages. If the tokens of the prompt change when the
-    completion follows, both are encoded alone, because a model that answers gets the prompt alone.
+    Both are texts, or both are lists of messages. If appending a completion text would change the
+    tokens of the prompt, the two texts are encoded separately. When the model later answers a
+    prompt, it reads the tokens of the prompt alone.
 
     Args:
         tokenizer: The tokenizer.
@@ -217,7 +218,7 @@ def encode_completion(
         whole = tokenizer.apply_chat_template([*prompt, *completion], tools or None).ids
         asked = tokenizer.apply_chat_template(prompt, tools or None, add_generation_prompt=True).ids
         if whole[: len(asked)] != asked:
-            raise ValueError("the chat template does not write the prompt before the completion")
+            raise ValueError("the chat template changes the prompt if a completion follows")
         return Example(whole, _after(len(asked), len(whole)))
     for side, text in (("prompt", prompt), (name, completion)):
         if not isinstance(text, str):
@@ -236,7 +237,7 @@ def encode_completion(
 
 
 def encode_text(tokenizer: Tokenizer, text: Any) -> Example:
-    """Encodes a text. The model learns all tokens and how the text ends.
+    """Encodes a text. The model learns all tokens, including the end token.
 
     Raises:
         ValueError: The text is empty or has another type.
@@ -253,7 +254,7 @@ def _after(start: int, length: int) -> list[bool]:
 
 
 def _ending(tokenizer: Tokenizer) -> list[int]:
-    """Returns the id that ends a text, or none if the tokenizer has no such id."""
+    """Returns a list with the id that ends a text, or an empty list if there is no such id."""
     return list(tokenizer.stop_tokens[:1])
 
 

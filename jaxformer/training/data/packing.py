@@ -1,7 +1,7 @@
 """Batches of whole examples, several of which share a sequence.
 
-Each example is a segment of its own: its positions begin at 0, and its tokens see no other example,
-neither by attention nor by a recurrent state. An example is never divided.
+Each example is a separate segment: its positions begin at 0, and no other example affects its
+outputs, neither through attention nor through a recurrent state. An example is never divided.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from jaxformer.training.data.examples import Example
 
 _FORMAT = "jaxformer examples 1"
 _ARRAYS = ("ids", "mask", "starts")
-# Examples are packed into the newest sequences only, so that packing takes linear time.
+# Only this number of newest sequences receive further examples, so that packing takes linear time.
 _OPEN = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Examples in one array.
+    """Examples, concatenated in common arrays.
 
     Attributes:
         ids: The token ids of all examples, uint32 [num_tokens].
@@ -42,7 +42,7 @@ class Examples:
 
     @classmethod
     def join(cls, examples: Sequence[Example]) -> Self:
-        """Returns examples in one array."""
+        """Concatenates examples."""
         lengths = [len(example.ids) for example in examples]
         ids = np.fromiter((x for example in examples for x in example.ids), np.uint32)
         mask = np.fromiter((x for example in examples for x in example.mask), bool)
@@ -58,7 +58,7 @@ class Examples:
         return self.take(places.tolist())
 
     def take(self, numbers: Iterable[int]) -> "Examples":
-        """Returns some of the examples."""
+        """Returns the examples with these indices."""
         return Examples.join([self[number] for number in numbers])
 
     def __getitem__(self, number: int) -> Example:
@@ -121,7 +121,7 @@ class Examples:
 
 
 class PackedBatches(EpochBatches[Batch[np.ndarray], Sequence[list[int]]]):
-    """Endless iterator over batches of shuffled examples. Each epoch has every example once.
+    """Endless iterator over batches of shuffled examples. Each epoch contains every example once.
 
     The order depends only on the examples, the sizes and the seed. Empty sequences fill the last
     batch of an epoch.
@@ -194,7 +194,7 @@ class PackedBatches(EpochBatches[Batch[np.ndarray], Sequence[list[int]]]):
         return pack_sequence([self._examples[number] for number in chosen], self._length)
 
     def _build(self, planned: Sequence[list[int]]) -> Batch[np.ndarray]:
-        """Returns a batch [accumulate, batch, length]. Further sequences are only padding."""
+        """Returns a batch [accumulate, batch, length], filled up with sequences of padding."""
         places = self._share.indices(self._batch_size, self._accumulate)
         chosen = (planned[place] if place < len(planned) else [] for place in places)
         batch = stack_batches(map(self._sequence, chosen))
@@ -231,7 +231,7 @@ def pack(lengths: np.ndarray, order: Iterable[int], length: int) -> list[list[in
 
 
 def pack_sequence(examples: Sequence[Example], length: int) -> Batch[np.ndarray]:
-    """Returns one sequence [length] with several examples, each a segment of its own.
+    """Returns one sequence [length] with several examples, each as a separate segment.
 
     Args:
         examples: The examples, which together need at most `length` places.

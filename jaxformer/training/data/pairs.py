@@ -160,10 +160,10 @@ class PairBatches(EpochBatches[Batch[np.ndarray], tuple[int, list[int]]]):
     """Endless iterator over batches of shuffled pairs. Each epoch contains every pair once.
 
     Pairs are sorted into a few buckets by the length of their longer side. Batches then need little
-    padding, and only a few shapes are compiled. A batch has about ``tokens`` tokens on each side,
-    including padding. Empty sequences fill the last batches of an epoch, and pad each micro-batch
-    to a multiple of ``multiple`` sequences. ``multiple`` and ``share`` do not affect which pairs
-    form a batch.
+    padding, and only a few shapes are compiled. A micro-batch has about ``tokens`` tokens on each
+    side, including padding. Empty sequences fill the last batches of an epoch, and pad each
+    micro-batch to a multiple of ``multiple`` sequences. ``multiple`` and ``share`` do not affect
+    which pairs form a batch.
     """
 
     def __init__(
@@ -217,8 +217,8 @@ class PairBatches(EpochBatches[Batch[np.ndarray], tuple[int, list[int]]]):
         self._start, self._accumulate = end_of_text if start is None else start, accumulate
         # For each bucket, the number of pairs in a micro-batch.
         self._num_pairs = [max(1, tokens // width) for width in self.widths]
-        # For each bucket, the same number rounded up to a multiple of `multiple`. Padding fills the
-        # additional pairs.
+        # For each bucket, the same number rounded up to a multiple of `multiple`. The additional
+        # pairs are padding.
         self._batch_sizes = [-(-number // multiple) * multiple for number in self._num_pairs]
         self._share = share
         for number in self._batch_sizes:

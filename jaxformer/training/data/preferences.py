@@ -13,7 +13,7 @@ from jaxformer.training.preference import PreferenceBatch
 
 
 class PreferenceBatches(EpochBatches[PreferenceBatch, Sequence[int]]):
-    """Endless iterator over batches of shuffled pairs. Each epoch has every pair once.
+    """Endless iterator over batches of shuffled pairs. Each epoch contains every pair once.
 
     The order depends only on the pairs, the sizes and the seed. Empty pairs fill the last batch of
     an epoch.
@@ -34,7 +34,7 @@ class PreferenceBatches(EpochBatches[PreferenceBatch, Sequence[int]]):
 
         Args:
             examples: The answers. Examples 2i and 2i + 1 are the better and the worse answer.
-            reference: The log-probability of each example by the model before the tuning.
+            reference: The log-probability of each example under the model before the tuning.
             length: Tokens per sequence.
             batch_size: Pairs per micro-batch.
             seed: Seed of the random order.
@@ -60,7 +60,7 @@ class PreferenceBatches(EpochBatches[PreferenceBatch, Sequence[int]]):
         return divide(order.tolist(), self._accumulate * self._batch_size)
 
     def _build(self, planned: Sequence[int]) -> PreferenceBatch:
-        """Returns a batch [accumulate, batch, length]. Further pairs are only padding."""
+        """Returns a batch [accumulate, batch, length], filled up with pairs of padding."""
         size = self._accumulate * self._batch_size
         whole = pair_batch(self._examples, self._reference, planned, size, self._length)
         return jax.tree.map(

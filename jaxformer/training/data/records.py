@@ -48,8 +48,8 @@ class Records(File, ABC):
         """Yields the records.
 
         Args:
-            columns: The columns of a table to read; all columns if None. Files of objects have all
-                fields in any case.
+            columns: The columns of a table to read; all columns if None. Records of JSON files
+                always contain all fields.
 
         Raises:
             ValueError: The file is damaged after the first record. The error message includes the

@@ -28,7 +28,7 @@ _CODE = frozenset(
     .php .pl .lua .jl .r .m .sh .sql .html .htm .xml .css .md .rst .tex .json5 .yaml .yml .toml .cfg
     .ini .jinja .j2 .diff .patch""".split()
 )
-# This number of characters on each side of a token decides whether the token is a separator.
+# Number of characters on each side of a token by which `_place` recognizes a separator.
 _CONTEXT = 64
 _LONGEST = max(map(len, _NAMES))
 _QUOTES, _OPENING, _CLOSING = "\"'`“”‘’«»", "([{", ")]}"

@@ -35,7 +35,7 @@ _DTYPES = ("<u2", "<u4")
 _GROUP_CHARACTERS = 1 << 21
 _STARTS = "<i8"
 _START_BYTES = np.dtype(_STARTS).itemsize
-# While the ids of a group of pieces are written, these threads encode the next groups.
+# Number of threads that encode the next groups of pieces while the ids of a group are written.
 _THREADS = 2
 
 # For each piece of text: whether it begins a document, whether it ends a document, and the text.

@@ -73,7 +73,7 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
         self._tokens, self._length, self._seed, self._starts = tokens, length, seed, starts
         self._indices, self._accumulate = share.indices(batch_size, accumulate), accumulate
         digest = hashlib.blake2b(np.ascontiguousarray(tokens).data, digest_size=16).digest()
-        # Checkpoints contain the hash of `digest`, not `digest`.
+        # `digest` is hashed again, because existing checkpoints contain this second hash.
         corpus = hashlib.blake2b(digest, digest_size=16).hexdigest()
         documents = None if starts is None else len(starts)
         self._identity = {**sizes, "corpus": corpus, "documents": documents}

@@ -102,7 +102,7 @@ class Pairs:
 
     @classmethod
     def gather(cls, inputs: Inputs, config: PairTraining, screen: Screen) -> list[Pair]:
-        """Reads and checks the pairs (see `Task.gather`)."""
+        """Reads and checks the pairs (see `FileTask.gather`)."""
         if inputs.text:
             raise ValueError(
                 f"TEXT is {inputs.text[0]}, but this model trains on pairs of lines; replace TEXT "
@@ -126,7 +126,7 @@ class Pairs:
     def write(
         cls, folder: RunFolder, config: PairTraining, gathered: list[Pair], screen: Screen
     ) -> None:
-        """Writes the tokens of the training part and the held-out part (see `Task.write`)."""
+        """Writes the tokens of the training part and the held-out part (see `FileTask.write`)."""
         given = base_tokenizer(folder)
         # If the run has no tokenizer yet, an untrained byte tokenizer is used, because training it
         # would not change the result of `split_pairs`.

@@ -1,4 +1,4 @@
-"""Task of preference tuning (DPO): prefer the better answer by more than the checkpoint does."""
+"""Task of preference tuning (DPO): prefer the better answer more than the checkpoint does."""
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -29,8 +29,8 @@ class Preferences(RecordTask[PreferenceTraining]):
     """Task on pairs of answers. Examples 2i and 2i + 1 are the better and the worse answer.
 
     Attributes:
-        reference: The log-probability of each example by the checkpoint, for each part of the data;
-            `prepare` sets it.
+        reference: The log-probability of each example under the checkpoint, for each part of the
+            data. `prepare` sets this field.
     """
 
     measure: ClassVar[Measure] = Measure("preference_accuracy", "preference accuracy", "pair")
@@ -79,7 +79,7 @@ class Preferences(RecordTask[PreferenceTraining]):
                     f"{folder.reference_scores[missing[0]]} is missing: the run was interrupted "
                     "before its answers were scored; delete the folder and start again"
                 )
-            # Every process has looked before the first one writes.
+            # Every process must look for the files before process 0 writes them.
             processes.wait_for_all("look for scores of answers")
             for part in missing:
                 scores = self._reference_scores(model, params, parts[part])

@@ -32,19 +32,19 @@ from jaxformer.training.data.packing import Examples
 from jaxformer.training.data.tokens import base_tokenizer
 from jaxformer.training.screen import Screen
 
-# A sample has the answers to this many held-out prompts.
+# A sample contains the answers to this many held-out prompts.
 SAMPLES = 5
 # A sample shows at most this many characters of a prompt: the last ones.
 _SHOWN = 200
 
 
 class _Fitted(NamedTuple):
-    """Examples that fit into a sequence, and how many records were changed for this.
+    """Examples that fit into a sequence, and the numbers of records that were cut or dropped.
 
     Attributes:
         examples: The examples.
-        cut: The number of examples whose end was cut off.
-        dropped: The number of records whose part within a sequence has nothing to learn.
+        cut: The number of records whose end was cut off.
+        dropped: The number of records with an example that has no target within a sequence.
     """
 
     examples: list[Example]
@@ -75,7 +75,7 @@ class RecordTask(Generic[ConfigT]):
 
     @property
     def baselines(self) -> dict[str, float]:
-        """There are no other programs to compare with."""
+        """The dict is empty, because this task has no baselines."""
         return {}
 
     @classmethod
@@ -95,7 +95,7 @@ class RecordTask(Generic[ConfigT]):
 
     @classmethod
     def learns_all(cls, config: ConfigT) -> bool:
-        """Returns whether the model learns all tokens, instead of the answers."""
+        """Returns whether the model learns all tokens, not only the answers."""
         return False
 
     @classmethod
@@ -152,7 +152,7 @@ class RecordTask(Generic[ConfigT]):
         return cls(config, tokenizer, *parts)
 
     def prepare(self, folder: RunFolder, model: LanguageModel, params: Weights | None) -> Self:
-        """Returns the task, which needs no initial parameters unless a subclass says so."""
+        """Returns the task. Subclasses that need the initial parameters override this method."""
         return self
 
     @property
@@ -174,7 +174,7 @@ class RecordTask(Generic[ConfigT]):
         ]
 
     def sample(self, model: LanguageModel, variables: Variables, key: PRNGKeyArray) -> str:
-        """Returns held-out prompts with the model's most probable answers and the true answers."""
+        """Returns held-out prompts with the model's greedy answers and the true answers."""
         if not self.config.sample_tokens:
             return ""
         prompts, answers = [], []
@@ -242,7 +242,10 @@ def _read_template(config: RecordTraining) -> str | None:
 
 
 def _fit(texts: list[Text], length: int) -> _Fitted:
-    """Cuts examples that are longer than a sequence with its last target."""
+    """Cuts examples to `length` + 1 tokens: the inputs of a sequence and its last target.
+
+    Drops records with an example that then has no target.
+    """
     kept, cut, dropped = [], 0, 0
     for text in texts:
         short = [Example(x.ids[: length + 1], x.mask[: length + 1]) for x in text.examples]

@@ -23,7 +23,7 @@ class Measure(NamedTuple):
     Attributes:
         name: The measure's name in metrics.jsonl.
         label: The measure's label in plots and on the screen.
-        target: The word for what a loss counts, such as a token or a pair of answers.
+        target: The word for one target on the screen and in plots, such as "token" or "pair".
     """
 
     name: str
@@ -147,7 +147,7 @@ class FileTask(Task, Protocol[Config]):
         """Reads the files that `write` wrote."""
 
     def prepare(self, folder: RunFolder, model: LanguageModel, params: Weights | None) -> Self:
-        """Returns the task with what it needs from the initial parameters.
+        """Returns the task with all values that it computes from the initial parameters.
 
         Args:
             folder: The run folder.

@@ -44,8 +44,8 @@ Gathered = tuple[Documents, list[str]]
 # The screen shows at most this many of the skipped files.
 _REASONS = 3
 
-# A sample of the text consists of pieces with about this many characters. The package `tokenizers`
-# processes 256 pieces in a batch.
+# A sample of the text consists of pieces with about this many characters. The pieces are small to
+# save memory, because the package `tokenizers` processes 256 pieces in a batch.
 _SAMPLED_TOGETHER = 1 << 14
 
 

@@ -1,4 +1,4 @@
-"""Task of supervised tuning: predict completions, or what the assistant says, in records."""
+"""Task of supervised tuning: predict the completions or the assistant's turns of records."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,7 +29,7 @@ class Tuning(RecordTask[TuningTraining]):
 
     @classmethod
     def learns_all(cls, config: TuningTraining) -> bool:
-        """Returns whether the model learns all tokens, instead of the answers."""
+        """Returns whether the model learns all tokens, not only the answers."""
         return config.loss_on == "all"
 
     @property

@@ -88,8 +88,8 @@ class ByteTokenizer(Tokenizer):
         name, self.end_of_text = next(iter(ids.items()))
         self.stop_tokens = self.special_ids = (self.end_of_text,)
         if name not in special_texts(backend).values():
-            # The library encodes a spelled-out special token as plain text, and decodes its id to
-            # "".
+            # For a special token, the library encodes the spelled-out text as plain text, and
+            # decodes the id to "".
             backend.add_special_tokens([name])
         super().__init__(backend)
         self.vocabulary_bytes = byte_level_bytes(backend)
@@ -345,10 +345,11 @@ def cut(parts: Iterable[str], length: int) -> Iterator[str]:
 
     After `length` characters, a piece ends before the next space or line break that follows a
     non-space. If the next `LONGEST_WORD` characters contain no such boundary, the piece ends
-    between two characters of different classes (ASCII letter, digit, other). The place
-    between a sign and a letter, as in "'s", is not such a boundary. Splitting before a space or
-    line break, or between classes, does not change the tokens. If neither boundary exists, the
-    piece ends after `length + LONGEST_WORD` characters, where the tokens may change.
+    between two characters of different classes (ASCII letter, digit, other). The place between a
+    character of class other and a following letter, as in "'s", is not such a boundary. Splitting
+    before a space or line break, or between classes, does not change the tokens. If neither
+    boundary exists, the piece ends after `length + LONGEST_WORD` characters, where the tokens may
+    change.
 
     Args:
         parts: Strings of any length, whose concatenation is the text. The lengths of the strings do

@@ -39,7 +39,7 @@ def json_text(
         content: A tree of dicts, lists, strings, numbers, bools and None.
         indent: Number of spaces per level. If None, the result is a single line.
         default: Function that converts objects of other types to JSON types.
-        ascii_only: Whether other characters are written as escapes.
+        ascii_only: Whether characters outside ASCII are written as escapes.
 
     Raises:
         FloatingPointError: a number is not finite, which JSON cannot represent. The message gives

@@ -254,7 +254,7 @@ def parse_config(kind: type, content: dict, where: Path) -> Any:
 
 
 def parse_generation(sections: dict, where: Path) -> GenerationDefaults:
-    """Returns the settings of the section "generation", or the defaults without this section."""
+    """Returns the settings in the section "generation", or defaults if the section is missing."""
     return parse_config(GenerationDefaults, sections.get("generation", {}), where)
 
 

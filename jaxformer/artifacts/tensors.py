@@ -182,8 +182,8 @@ def indexed_tensors(
         listed = {name for name, other in places.items() if str(other) == place}
         if different := shard.keys() ^ listed:
             name = min(different)
-            there = "is in the file" if name in shard else "is not in the file"
-            raise ValueError(f"{index}: this index is wrong, because {name} {there} {place}")
+            there = "must be listed for" if name in shard else "must not be listed for"
+            raise ValueError(f"{index}: this index is wrong: {name} {there} the file {place}")
     return tensors
 
 

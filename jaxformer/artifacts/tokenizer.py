@@ -278,10 +278,10 @@ class Tokenizer(ABC):
         template: str | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> Conversation:
-        """Writes a conversation as the model read conversations in its training.
+        """Writes a conversation in the format in which the model was trained.
 
-        Special tokens count only where the template writes them. What a message says is encoded as
-        plain text, even if it spells out a special token.
+        Special tokens are recognized only where the template writes them. What a message says is
+        encoded as plain text, even if it spells out a special token.
 
         Args:
             messages: The messages, each with a `role` and a `content`.
@@ -326,7 +326,7 @@ class Tokenizer(ABC):
         return tuple(dict.fromkeys([*self.stop_tokens, *islice(after, 1)]))
 
     def _encode_marked(self, text: str, mark: str) -> list[Token]:
-        """Encodes a text in which special tokens count only behind a mark."""
+        """Encodes a text, in which special tokens are recognized only after a mark."""
         check_unicode([text])
         parser = self._marked_parser(mark)
         in_parts = bool(self._patterns) and len(text) > LONGEST_PIECE
@@ -336,7 +336,7 @@ class Tokenizer(ABC):
         return tokens
 
     def _marked_parser(self, mark: str) -> MarkedParser:
-        """Returns the parser for a mark; almost all texts have the same mark."""
+        """Returns the parser for a mark, cached because almost all texts have the same mark."""
         if self._last_parser is None or self._last_parser.mark != mark:
             self._last_parser = MarkedParser(self._backend, mark)
         return self._last_parser

@@ -137,8 +137,8 @@ def _found(kind: Literal["class", "function"], name: str, own: list[Named], wher
         )
     if len(found) > 1:
         raise ValueError(
-            f"{where} is the {kind} {name}, but layers has {len(found)} of this name, all in other "
-            "modules"
+            f"{where} is the {kind} {name}, but layers has {len(found)} of this name, none of them "
+            "in this module"
         )
     return found[0]
 

@@ -186,9 +186,10 @@ def extend(
 ) -> tuple[Float[Array, "batch new vocab"], Cache]:
     """Runs the model on new tokens and returns their logits and the updated cache.
 
-    The given cache is not modified; continue with the returned cache. Outside jit, the time depends
-    on the number of used slots. Only the time to copy the cache depends on the capacity. Before a
-    loop of your own, call `cache.live_prefix(cache.capacity)` once.
+    The given cache is not modified; continue with the returned cache. Outside jit, the time of
+    the computation grows with the number of used slots; only the time to copy the cache grows with
+    the capacity. Before a loop of your own, call `cache.live_prefix(cache.capacity)`, which zeroes
+    the empty slots once for all steps.
 
     Args:
         model: an autoregressive model.
@@ -281,8 +282,8 @@ def inspect(
     hooks = checked_hooks(capture, patch, model.hook_points, length=cache.capacity)
     if any(name.startswith("encoder.") for name in (*hooks.capture, *hooks.patch)):
         raise ValueError(
-            "capture and patch name hook points of the encoder, which does not run with a cache; "
-            "omit the cache, or these hook points"
+            "capture or patch contains a hook point of the encoder, which does not run with a "
+            "cache; omit the cache, or this hook point"
         )
     live = checked_slots(model, cache, tokens, segment_ids)
     run = _inspect_in_trace if isinstance(cache.length, jax.core.Tracer) else _inspect

@@ -8,7 +8,7 @@ is greedy decoding. If the beam holds all possible texts, the search is exhausti
 
 The score of a hypothesis is log P / length^length_penalty, where the length includes the stop
 token. Penalty 0 ranks by probability, which favours short texts; penalty 1 ranks by the mean log P
-per token (Wu et al. 2016, §7, divide by (5 + length)/6 instead of the length).
+per token. Wu et al. (2016, §7) use (5 + length)/6 instead of the length.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ from jaxformer.models.sharding.parameters import to_host
 Exponent = float | np.floating | Float[Array, ""]
 BeamInts = Int[Array, "batch width"]
 
-BEAM_WIDTH = 4  # Default beam width if the call and the checkpoint set none.
+BEAM_WIDTH = 4  # Beam width if neither the call nor the checkpoint sets one.
 
 
 class Hypotheses(NamedTuple):
@@ -57,8 +57,8 @@ class Hypotheses(NamedTuple):
 
     Attributes:
         tokens: int [batch, num_hypotheses, max_new_tokens], 0 after the end of a hypothesis.
-        lengths: int [batch, num_hypotheses], number of tokens with the stop token; 0 where the
-            search found fewer hypotheses.
+        lengths: int [batch, num_hypotheses], number of tokens, the stop token included; 0 for the
+            last entries if the search found fewer than `num_hypotheses` hypotheses.
         scores: float32 [batch, num_hypotheses]; the hypotheses are ranked by their scores.
         log_probs: float32 [batch, num_hypotheses], log P of the whole continuation.
     """

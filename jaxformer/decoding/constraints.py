@@ -44,7 +44,8 @@ class Text(NamedTuple):
 class Rules:
     """Constraints on the tokens of one call of `generate` or `beam_search`.
 
-    Some constraints need arguments of the call: the values of all fields except `constraints`.
+    Some constraints depend on the arguments of the call. All fields except `constraints` are
+    computed from these arguments.
 
     Attributes:
         constraints: the constraints to apply.
@@ -164,7 +165,7 @@ def constrain(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) ->
 def _bias_tokens(rules: Rules, scores: Scores, text: Text) -> Scores:
     """Applies biases and the penalties on tokens that occurred before."""
     constraints = rules.constraints
-    # If a word occurs several times, its last bias applies.
+    # If a word occurs several times in `sequence_bias`, its last bias applies.
     biases = dict(constraints.sequence_bias)
     if single := {word[0]: bias for word, bias in biases.items() if len(word) == 1}:
         scores = scores.at[:, np.array([*single])].add(np.array([*single.values()], np.float32))
@@ -185,7 +186,7 @@ def _bias_tokens(rules: Rules, scores: Scores, text: Text) -> Scores:
 
 
 def _exclude_tokens(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]) -> Scores:
-    """Excludes repeated n-grams, bad words, and stop tokens of a text that is too short."""
+    """Excludes repeated n-grams, bad words and, while the text is too short, stop tokens."""
     constraints, stops = rules.constraints, rules.stop_tokens
     if size := constraints.no_repeat_ngram_size:
         repeated = repeated_ngrams(text, text.tokens, size, scores.shape[-1])
@@ -196,7 +197,8 @@ def _exclude_tokens(rules: Rules, scores: Scores, text: Text, step: Int[Array, "
         )
         scores = jnp.where(repeated, -jnp.inf, scores)
     for word in constraints.bad_words_ids:
-        may_stop = (len(word) == 1) & (word[0] == stops).any()  # A stop token is never excluded.
+        # A bad word that is a stop token is ignored.
+        may_stop = (len(word) == 1) & (word[0] == stops).any()
         completes = _ends_with(text, word[:-1]) & ~may_stop
         scores = scores.at[:, word[-1]].add(jnp.where(completes, -jnp.inf, 0.0))
     too_short = text.lengths < constraints.min_length
@@ -223,7 +225,7 @@ def _force_tokens(rules: Rules, scores: Scores, text: Text, step: Int[Array, ""]
 def _suppress_tokens(
     constraints: Constraints, scores: Scores, text: Text, step: Int[Array, ""]
 ) -> Scores:
-    """Excludes all but the allowed tokens, suppressed tokens, and those of the first step."""
+    """Applies allowed_tokens, suppress_tokens and begin_suppress_tokens."""
     if constraints.allowed_tokens:
         scores = jnp.where(_vocabulary_mask(constraints.allowed_tokens, scores), scores, -jnp.inf)
     if constraints.suppress_tokens:

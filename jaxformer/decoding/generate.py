@@ -103,9 +103,9 @@ def generate(
     """Continues each prompt by up to `max_new_tokens` tokens.
 
     The prompts are sorted into batches of similar lengths; the results have the caller's order. The
-    memory depends on the length that the sequences reach, not on `max_new_tokens`. Without a patch,
-    batch sizes are rounded up, and the results of the added elements are dropped. With `capture` or
-    `patch`, all prompts form one batch, because these arrays have a batch axis.
+    memory depends on the length that the sequences reach, not on `max_new_tokens`. Batch sizes are
+    rounded up, except with `patch`; the results of the added elements are dropped. With `capture`
+    or `patch`, all prompts form one batch, because captured values and patches have a batch axis.
 
     Args:
         model: an autoregressive model.

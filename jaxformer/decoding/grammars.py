@@ -154,7 +154,7 @@ class GuidedMatcher:
 
     def _check(self) -> None:
         if self.matcher.is_error():
-            # After this mark, llguidance prints its whole state.
+            # After "<state>", llguidance prints its whole state.
             reason = self.matcher.get_error().partition("<state>")[0]
             raise ValueError(f"the grammar fails: {' '.join(reason.split())}")
 
@@ -213,8 +213,8 @@ class _Vocabulary:
     def __init__(self, tokenizer: TextVocabulary, vocab_size: int, stop_tokens: tuple[int, ...]):
         words = [*tokenizer.vocabulary_bytes[:vocab_size]]
         words += [b""] * (vocab_size - len(words))
-        # A token without bytes gets a name such as <|7|>, as llguidance requires. It is marked as
-        # special, so that no text matches it.
+        # A token without bytes gets a name such as <|7|>, as llguidance requires; a stop token also
+        # gets one. Both are marked as special, so that no text matches them.
         nameless = {
             token: f"<|{token}|>".encode()
             for token, word in enumerate(words)
@@ -239,7 +239,7 @@ class _Vocabulary:
         ids = self._tokenizer.encode(text, allow_special=False)
         if self._stop_tokens.isdisjoint(ids):
             return ids
-        # A stop token ends the text, so it cannot be a part of it.
+        # A stop token would end the text, so the text is encoded byte by byte instead.
         return [self._by_byte[byte] for byte in text.encode() if byte in self._by_byte]
 
 

@@ -81,7 +81,7 @@ def _check_reading(
 
 
 def live_slots(cache: Cache, needed: int) -> int | None:
-    """Returns the number of cache slots that queries attend to, which is known while tracing.
+    """Returns the number of cache slots that queries attend to, as an int that is static in jit.
 
     The number of slots is the minimum of `slots(needed)` and the capacity. The function returns
     None for a cache of fixed size, such as a cache that has only recurrent states.

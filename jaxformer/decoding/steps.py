@@ -128,7 +128,7 @@ def choose_first(
         captured: the values captured at the last token of each prompt.
         choice: how tokens are chosen.
         batch_size: int [], the number of batch elements that are not padding; None if no element is
-            padding. Added elements count as stopped.
+            padding. Padding elements count as stopped.
         generated: int [batch, room], filled with NO_TOKEN; required for constraints.
 
     Returns:
@@ -180,7 +180,7 @@ def decode_chunk(
     hooks: Hooks = NO_HOOKS,
     steps: int = STEPS,
 ) -> tuple[Cache, DecodingState, DecodedChunk]:
-    """Generates `steps` tokens per batch element with the first `live` slots of the cache."""
+    """Generates `steps` tokens per batch element; attention reads the first `live` cache slots."""
 
     def step(
         carry: tuple[LoopCache, DecodingState], _: None

@@ -18,7 +18,7 @@ from jaxformer.models.sequences import power_of_two
 
 # Least number of table rows. XLA compiles once per shape, so the number is a power of two.
 _FEWEST_STATES = 16
-# The table has a row for each byte of the stop strings.
+# Limit for all stop strings together, because the table may have a row for each byte.
 _MOST_BYTES = 4096
 
 
@@ -41,7 +41,7 @@ class StopStrings:
 
     Attributes:
         tokenizer: The model's tokenizer.
-        texts: The texts.
+        texts: The stop strings.
 
     Raises:
         ValueError: There is no text, a text is empty, or the bytes of the tokenizer's tokens are
@@ -99,7 +99,8 @@ class StopStrings:
         The last state means that a stop string is complete.
 
         Args:
-            vocab_size: The model's vocabulary size. Ids without a token keep the state.
+            vocab_size: The model's vocabulary size. An id without a token does not change the
+                state.
         """
         return _token_table(self, vocab_size)
 
@@ -114,7 +115,7 @@ class StopStrings:
 
 @lru_cache(maxsize=2)
 def _token_table(stop: StopStrings, vocab_size: int) -> Int[np.ndarray, "states vocab"]:
-    """Returns the table of `StopStrings.table`, which takes 0.2 s for 150,000 tokens."""
+    """Computes `StopStrings.table`, which takes 0.2 s for 150,000 tokens and is cached."""
     after_byte = stop._automaton
     words = stop.tokenizer.vocabulary_bytes[:vocab_size]
     table = np.repeat(np.arange(len(after_byte), dtype=np.int16)[:, None], vocab_size, axis=1)
@@ -167,7 +168,7 @@ class StoppedStream:
 
 
 def _find_first(text: str, stops: tuple[str, ...]) -> tuple[int, int]:
-    """Finds the stop string that ends first. If several end there, it is the longest one.
+    """Finds the stop string that ends first, or the longest of several that end there.
 
     Returns:
         (start, end) of the stop string, or (len(text), len(text) + 1) if there is none.

@@ -192,7 +192,7 @@ class Targets:
         layers: The indices of the adapted layers, or None for all layers.
         layer_lists: Regular expressions for the names of module lists, such as "layers". An index
             in `layers` selects an entry of each list whose name matches. If `layer_lists` is empty,
-            it selects an entry of every list.
+            the index selects an entry of every list.
     """
 
     modules: str | tuple[str, ...]

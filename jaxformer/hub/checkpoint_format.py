@@ -200,7 +200,7 @@ class CheckpointFormat:
             for part in self.parts:
                 written |= part.write(replace(config, **decided))
             written |= {"model_type": self.model_type, "architectures": [name]}
-            # For T5, `to_config` derives from the names of the tensors whether the head is tied.
+            # For T5, `to_config` finds out from the tensor names whether the head is tied.
             tensors = ("shared.weight", *(() if config.tie_embeddings else ("lm_head.weight",)))
             try:
                 again = canonical(self.to_config(Options(dict(written), self.model_type, tensors)))

@@ -62,7 +62,7 @@ def export(
         model_type: A model_type of transformers. Defaults to the model's original family
             (`model.model_type`), or to the first family that can represent the model.
         dtype: dtype of the tensors, one of `CheckpointDType`. Defaults to the dtype of the original
-            checkpoint (`model.checkpoint_dtype`), or to that of the variables.
+            checkpoint (`model.checkpoint_dtype`), or to the dtype of the variables.
 
     Returns:
         The name of the class in transformers.

@@ -135,7 +135,7 @@ def check_supported(config: TransformerConfig, architecture: str) -> None:
         accepted = f"its type must be {' or '.join(kinds)}"
         faults.append(f"rotary_scaling is {scaling}; for GGUF, {accepted}")
     if faults:
-        raise ValueError(f"{faults[0]} for a model of llama.cpp's architecture {architecture}")
+        raise ValueError(f"{faults[0]} (llama.cpp's architecture {architecture})")
 
 
 def _rotated(config: TransformerConfig) -> tuple[int, float]:

@@ -169,7 +169,7 @@ def test_stored_classes_of_equal_name_are_distinguished_by_module():
     assert from_json({"class": "moved:Leaf"}, (other, other), "value") == other()
     said = error_of(from_json, {"class": "moved:Leaf"}, (other, third), "value")
     assert said == (
-        "value is the class moved:Leaf, but layers has 2 of this name, all in other modules"
+        "value is the class moved:Leaf, but layers has 2 of this name, none of them in this module"
     )
     for wrong in (Leaf(), 3, object):
         said = error_of(from_json, 1, (Leaf, wrong), "value")

@@ -324,5 +324,5 @@ def test_inspect_with_cache_rejects_source_and_encoder_hook_points():
     tokens = tiny.tokens(0, BATCH, 2)
     with pytest.raises(ValueError, match="source and cache were both given"):
         jf.inspect(model, variables, tokens, kept, source=source)
-    with pytest.raises(ValueError, match="capture and patch name hook points of the encoder"):
+    with pytest.raises(ValueError, match="capture or patch contains a hook point of the encoder"):
         jf.inspect(model, variables, tokens, kept, capture=("encoder.embedding",))

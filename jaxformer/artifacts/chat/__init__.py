@@ -1,1 +1,1 @@
-"""Chat templates: conversations as text, as token ids, and which tokens the assistant says."""
+"""Chat templates: conversations as text and token ids, with masks of the assistant's tokens."""

@@ -1,8 +1,8 @@
 """Conversations as token ids, with a mask of the tokens that the assistant says.
 
-A special token counts only where the template writes it. What a user, a tool or a document says is
-encoded as plain text, even if it spells out the name of a special token. Otherwise, a document
-could end a turn and speak as the system.
+A special token is recognized only where the template writes it. What a user, a tool or a document
+says is encoded as plain text, even if it spells out the name of a special token. Otherwise, a
+document could end a turn and speak as the system.
 """
 
 import re
@@ -14,7 +14,7 @@ from jaxformer.artifacts.chat.parsing import Token
 from jaxformer.artifacts.chat.spans import Span, derived_spans, marked_text
 from jaxformer.artifacts.chat.template import Chat
 
-# Encodes a text in which special tokens count only behind a mark, which is the second argument.
+# Encodes its first argument. A special token is recognized only after a mark, the second argument.
 Encoder = Callable[[str, str], list[Token]]
 
 
@@ -24,7 +24,7 @@ class Encoded:
 
     Attributes:
         chat: The messages and the template.
-        add_generation_prompt: Whether the text ends with a prompt.
+        add_generation_prompt: Whether the text ends with the prompt for an answer.
         words: The texts of the special tokens.
         encode: Encodes a text with marks.
         marked: The text with `mark` before each special token that the template wrote.
@@ -70,7 +70,7 @@ class Encoded:
             raise ValueError(
                 f"the chat template {self.chat.template.name!r} ends its prompt for an answer with "
                 "characters whose tokens depend on the answer, so what the assistant says cannot "
-                "be derived; mark it in the template by {% generation %}"
+                "be derived; in the template, enclose answers in {% generation %}"
             )
 
     def _beginning(self, length: int) -> str:
@@ -97,11 +97,11 @@ class Conversation:
 
     @cached_property
     def assistant_mask(self) -> list[bool]:
-        """Whether the assistant says each token. The token that ends its turn counts as said.
+        """For each token, whether the assistant says it, the end-of-turn token included.
 
         Raises:
-            ValueError: The template does not mark what the assistant says, and it cannot be derived
-                either. The message names the template.
+            ValueError: The template does not mark what the assistant says, and the mask cannot be
+                derived. The message names the template.
         """
         return self._origin.assistant_mask(self.text)
 
@@ -115,7 +115,7 @@ def encode_chat(
         chat: The messages and the template.
         add_generation_prompt: Whether the text ends with the beginning of an answer.
         words: The texts of the special tokens.
-        encode: Encodes a text in which special tokens count only behind a mark.
+        encode: Encodes a text, in which it recognizes special tokens only after a mark.
 
     Raises:
         ValueError: The template fails, or its text depends on a special token that a message

@@ -1,8 +1,8 @@
 """Limits on the steps, the seconds and the memory of a chat template.
 
 jinja2's sandbox does not limit how long a template runs, nor how long its strings become. Here,
-each loop step and each call takes a step from a budget, and each string that a template makes takes
-its characters.
+each rendering has a budget of steps, characters and seconds. Each loop step and each call uses one
+step, and each string that the template makes uses as many characters as the string has.
 """
 
 import re
@@ -22,7 +22,7 @@ from jinja2.visitor import NodeTransformer
 # A published template needs a few thousand steps for a long conversation.
 MOST_STEPS = 1_000_000
 MOST_SECONDS = 20.0
-# The sum of the lengths of all strings that a rendering makes, and the length of one of them.
+# Limits of the total length of all strings that a rendering makes, and of the length of a string.
 MOST_CHARACTERS = 1_000_000_000
 LONGEST_TEXT = 20_000_000
 # Larger integers must not be arguments of filters and methods, which use them as widths.
@@ -40,7 +40,7 @@ class Budget:
         self.end = time.monotonic() + MOST_SECONDS
 
     def step(self) -> None:
-        """Takes one step.
+        """Subtracts one step from the budget.
 
         Raises:
             SecurityError: No steps or no seconds remain.
@@ -52,7 +52,7 @@ class Budget:
             )
 
     def text(self, length: int) -> None:
-        """Takes the characters of a new string.
+        """Subtracts the length of a new string from the budget.
 
         Raises:
             SecurityError: The string is too long, or no characters remain.
@@ -68,7 +68,7 @@ BUDGET: ContextVar[Budget] = ContextVar("budget of a chat template")
 
 @jinja2.pass_context  # jinja2 calls the function at compile time unless it needs the context.
 def written(_: Context, value: Any) -> Any:
-    """Takes the characters of a value that the template prints."""
+    """Subtracts the length of a printed value from the budget, and returns the value."""
     if isinstance(value, str):
         BUDGET.get().text(len(value))
     return value
@@ -80,11 +80,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Parses a template and adds the calls that take from the budget."""
+        """Parses a template and adds the calls that use the budget."""
         return _Bounding().visit(super()._parse(source, name, filename)).set_environment(self)
 
     def counted(self, items: Iterable) -> Iterator:
-        """Yields the items of a loop; each costs a step."""
+        """Yields the items of a loop; each item uses a step of the budget."""
         budget = BUDGET.get()
         for item in items:
             budget.step()
@@ -130,7 +130,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Bounding(NodeTransformer):
-    """Replaces what jinja2 computes without a hook by calls of a `BoundedEnvironment`."""
+    """Changes loops, `~` and plain text, so that a `BoundedEnvironment` can measure them."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         """Counts the steps of a loop."""
@@ -139,12 +139,12 @@ class _Bounding(NodeTransformer):
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
-        """Measures a concatenation by the operator `~`."""
+        """Measures the result of the operator `~`."""
         self.generic_visit(node)
         return self._call("concatenated", node.nodes)
 
     def visit_TemplateData(self, node: nodes.TemplateData) -> nodes.Const:
-        """Measures the text between the statements as `finalize` measures each printed value."""
+        """Makes the text between statements a constant, which `finalize` measures when printed."""
         return nodes.Const(node.data)
 
     def _call(self, method: str, arguments: list) -> nodes.Call:
@@ -223,7 +223,7 @@ def _are_integers(left: Any, right: Any) -> bool:
 
 
 def _check_power(left: Any, right: Any) -> None:
-    """Raises SecurityError for a power or product whose integers become large."""
+    """Raises SecurityError for a power or product of large integers."""
     if _are_integers(left, right) and (
         abs(right) > _LARGEST_NUMBER or left.bit_length() > 1000 or right.bit_length() > 1000
     ):

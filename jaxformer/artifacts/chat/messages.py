@@ -1,4 +1,4 @@
-"""Checks the messages of a conversation, and marks the text that their authors wrote.
+"""Checks the messages of a conversation, and marks special tokens that their authors spell out.
 
 A message is a dict with a `role` and a `content`, as in transformers and in OpenAI's interface.
 """
@@ -28,7 +28,7 @@ def check_messages(messages: Messages, roles: Iterable[str] = ROLES) -> list[dic
 
     Raises:
         ValueError: There are no messages, or a message has no role, an unknown role or no content.
-            The message gives its number, counted from 1.
+            The error gives the number of the message, counted from 1.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise ValueError(
@@ -122,8 +122,8 @@ class SpecialTokenBreaker:
 
     A mark stands after the first character of the token. A token of one character has another mark
     before it. If a text begins or ends with a part of a special token, a mark also separates this
-    part from the text that the template writes beside it. So in a rendered text, only special
-    tokens without marks come from the template.
+    part from the text that the template writes beside it. So in a rendered text, the template wrote
+    exactly the special tokens without marks.
     """
 
     def __init__(self, words: Iterable[str], mark: str, mark_before: str):
@@ -181,5 +181,5 @@ class SpecialTokenBreaker:
 
 
 def _any(patterns: Iterable[str]) -> str:
-    """Returns a pattern that matches the longest pattern; without patterns, it never matches."""
+    """Joins patterns by |, the longest first. Without patterns, the result never matches."""
     return "|".join(sorted(patterns, key=len, reverse=True)) or r"(?!)"

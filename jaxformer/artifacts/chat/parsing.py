@@ -1,4 +1,4 @@
-"""Encodes a text in which special tokens count only behind a mark."""
+"""Encodes a text, in which special tokens are recognized only after a mark."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ class Token:
 
 
 class MarkedParser:
-    """Encodes a text; a special token counts only if a mark precedes it.
+    """Encodes a text; a special token is recognized only after a mark.
 
     The parser's backend is a copy in which each special token begins with the mark. The backend
     gives such tokens new ids, which are replaced by the ids of the special tokens.
@@ -60,7 +60,7 @@ class MarkedParser:
         Args:
             text: The text.
             in_parts: Whether the patterns of the tokenizer are matched on short pieces only.
-            spell: Replaces a special token that the model of the tokenizer made of plain text.
+            spell: Replaces a special token that the tokenizer's model merged from plain text.
 
         Returns:
             The tokens. Their ranges refer to the text without marks.

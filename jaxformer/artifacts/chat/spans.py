@@ -6,11 +6,11 @@ not. For these, the spans are derived from renderings with and without a turn of
 - A turn begins where the prompt for an answer ends. The prompt is what the template writes after
   the earlier messages with `add_generation_prompt`.
 - A turn ends where the text of the conversation up to this turn ends. If the whole conversation
-  differs from this text after the answer, the turn ends at the first difference. So the token that
-  ends the turn belongs to it.
+  differs from this text after the answer, the turn ends at the first difference. So the end-of-turn
+  token belongs to the turn.
 
 Some templates write an earlier turn in another way than the last one, for example without its
-reasoning. For these, the place of a text is found by a mark that is added to it.
+reasoning. With such a template, a mark at the end of a message's text shows where the text is.
 """
 
 import re
@@ -25,7 +25,7 @@ Message = dict[str, Any]
 # If a prompt ends with this word, the next tokens are the assistant's reasoning. They count as
 # tokens of the assistant.
 _REASONING = "<think>"
-# The first of the unused characters mark single places; the others mark one message each.
+# This number of unused characters is for single marks; each further one marks one message.
 _SINGLE_MARKS = 8
 # Words in angle brackets are compared as a whole, even if they are not special tokens.
 _TAG = r"<[^<>\s]{1,40}>"
@@ -34,8 +34,8 @@ _TAG = r"<[^<>\s]{1,40}>"
 def _empty_turn() -> Message:
     """Returns a turn that says nothing.
 
-    Its calls are an empty iterator. A template that asks whether there are calls gets true, as for
-    any iterator, and then finds none.
+    Its tool calls are an empty iterator, which counts as true, as any iterator does. So a template
+    that tests for tool calls takes its branch for tool calls, but finds none.
     """
     return {"role": "assistant", "content": "", "tool_calls": iter(())}
 
@@ -51,7 +51,7 @@ def marked_text(chat: Chat, add_generation_prompt: bool) -> tuple[str, list[Span
     """Renders a template that marks what the assistant says.
 
     Returns:
-        The text without marks, and what the assistant says.
+        (the text without marks, the spans of what the assistant says).
     """
     begin, end = chat.unused[:2]
     text = chat.render(add_generation_prompt=add_generation_prompt, marks=(begin, end))
@@ -70,12 +70,12 @@ def marked_text(chat: Chat, add_generation_prompt: bool) -> tuple[str, list[Span
 def derived_spans(
     chat: Chat, text: str, add_generation_prompt: bool, words: Sequence[str]
 ) -> list[Span]:
-    """Finds what the assistant says by renderings with and without its turns.
+    """Finds what the assistant says, from renderings with and without its turns.
 
     Args:
         chat: The conversation.
         text: Its text.
-        add_generation_prompt: Whether the text ends with a prompt.
+        add_generation_prompt: Whether the text ends with the prompt for an answer.
         words: The texts of the special tokens, which are compared as a whole.
 
     Raises:
@@ -85,7 +85,7 @@ def derived_spans(
     turns = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
     spans = [finder.span(i) for i in turns]
     if any(b.start < a.end for a, b in pairwise(spans)):
-        raise finder.refusal(turns[-1], "its turns overlap")
+        raise finder.refusal(turns[-1], "the assistant's turns overlap")
     return spans
 
 
@@ -100,7 +100,7 @@ class _Finder:
     def refusal(self, index: int, reason: str) -> ValueError:
         return ValueError(
             f"the chat template {self.chat.template.name!r} does not mark what the assistant says "
-            f"({{% generation %}}), and it cannot be derived for message {index + 1}: {reason}"
+            f"({{% generation %}}), and the place of message {index + 1} is not certain: {reason}"
         )
 
     def span(self, index: int) -> Span:
@@ -119,7 +119,7 @@ class _Finder:
             if number != index
         )
         if span.start < self._earlier_end(index) or has_others or not own:
-            raise self.refusal(index, "its text is not where the prompt for it ends")
+            raise self.refusal(index, "its text does not follow the prompt for an answer")
         return span
 
     def _start(self, index: int) -> int:
@@ -132,18 +132,18 @@ class _Finder:
         # searched for after the earlier turns.
         place = self.text.find(header, self._earlier_end(index))
         if not header or place < 0:
-            raise self.refusal(index, "the prompt for it does not occur before it")
+            raise self.refusal(index, "no prompt for an answer precedes it")
         return place + len(header)
 
     def _header(self, earlier: list[Message], index: int) -> tuple[str, str]:
         """Returns the text of the earlier messages, and the header that follows.
 
-        The header is what the template writes before an answer, whatever the answer is: the common
-        beginning of the prompt and of an empty turn. The prompt may also open the assistant's
-        reasoning, and Qwen 2.5 writes a line break only before a text.
+        The header is what the template writes before any answer: the common beginning of the prompt
+        and of an empty turn. The prompt alone may contain more: it may open the assistant's
+        reasoning, and in Qwen 2.5 it ends with a line break that only answers with a text have.
         """
         before, prompt = self._render(earlier, index), self._render(earlier, index, prompt=True)
-        if prompt == before:  # The template knows no prompts.
+        if prompt == before:  # The template ignores add_generation_prompt.
             prompt = self.text
         begin = self._shared(before, prompt)
         try:
@@ -176,12 +176,12 @@ class _Finder:
                 raise self.refusal(index, "the template does not write it")
             rest = marked[marked.rindex(self._mark) + 1 :]
             if not self.text.endswith(rest):
-                raise self.refusal(index, "the text behind it depends on it")
+                raise self.refusal(index, "the text after it depends on it")
             self._content_ends[index] = [len(self.text) - len(rest)]
         return self._content_ends[index][-1]
 
     def _earlier_end(self, index: int) -> int:
-        """Returns where the last text before a message ends; some templates leave messages out."""
+        """Returns where the last text before a message ends, or 0 if the template writes none."""
         return max(
             (self._content_ends[i][0] for i in range(index) if i in self._content_ends), default=0
         )

@@ -68,7 +68,7 @@ def read_templates(files: Mapping[str, str], others: Mapping[str, str]) -> ChatT
 
     Args:
         files: The contents of the files by path.
-        others: The texts of special tokens that the files need not contain, by variable.
+        others: Texts of special tokens by variable, used if the files do not set the variable.
 
     Returns:
         The templates, or None if the files contain none.
@@ -130,13 +130,13 @@ class ChatTemplate:
 
     @property
     def marks_generation(self) -> bool:
-        """Whether the template says what the assistant says, by `{% generation %}`."""
+        """Whether the template marks what the assistant says with `{% generation %}`."""
         return bool(_GENERATION.search(self.source))
 
     def check(self, messages: Messages) -> list[dict[str, Any]]:
         """Checks and copies messages (see `check_messages`).
 
-        A role is accepted if it is a usual one, or stands in quotes in the template.
+        A role is accepted if it is in `ROLES`, or occurs in quotes in the template.
         """
         words = set(_WORD_IN_SOURCE.findall(self.source))
         named = [x.get("role") for x in messages if isinstance(x, Mapping)]
@@ -214,7 +214,7 @@ class Chat:
             mark_before: See `SpecialTokenBreaker`.
         """
         breaker = SpecialTokenBreaker(words, mark, mark_before)
-        # The caller may replace a special token of the template, such as `bos_token`.
+        # A variable that replaces a special token, such as `bos_token`, gets no marks.
         given = {x: y for x, y in self.variables.items() if x not in self.template.special_tokens}
         return Chat(
             self.template,
@@ -234,7 +234,7 @@ def make_chat(
     """Checks the arguments of `Tokenizer.apply_chat_template`.
 
     Raises:
-        ValueError: An argument is not as described there.
+        ValueError: An argument is invalid.
     """
     chosen = templates.choose(template, bool(tools))
     if tools is not None and not isinstance(tools, list | tuple):

@@ -43,7 +43,7 @@ def layer_types_part(usual: Callable[[Options, int], list[str]], names: dict[str
 
     def write(config: DecoderConfig) -> dict:
         types = per_layer(config.layer_types, config.num_layers)
-        # A layer type that the class in transformers lacks keeps its name in jaxformer.
+        # A layer type that the class in transformers lacks is written with jaxformer's name.
         return {"layer_types": [of_ours.get(x, x) for x in types]}
 
     return Part(read, write)

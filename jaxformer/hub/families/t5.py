@@ -57,9 +57,11 @@ def read(options: Options) -> dict:
 
     In files of mT5, and in files that transformers 5 wrote, config.json does not say whether the
     head has its own kernel. The reader therefore looks for this kernel among the tensors. If the
-    embeddings are tied, a file may contain them only under the name of the head. T5 accepts texts
-    of any length, because its positions are relative. The option n_positions is the training length
-    and does not limit the length of a text.
+    embeddings are tied, a file may contain them only under the name of the head.
+
+    In transformers, T5 accepts texts of any length, because its positions are relative. jaxformer
+    limits texts to `jaxformer_max_length` or, if this is missing, to the training length
+    `n_positions`.
     """
     layers = options.whole("num_layers")
     is_tied = options.flag("tie_word_embeddings", True)

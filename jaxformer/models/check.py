@@ -45,8 +45,8 @@ def check_variables(variables: object) -> None:
     if not isinstance(variables, Mapping) or "params" not in variables:
         names = ", ".join(map(str, variables)) if isinstance(variables, Mapping) else variables
         raise ValueError(
-            f"variables contain {names}; they must contain 'params', such as the "
-            "result of model.init"
+            f"variables contain {names}; they must contain 'params', as the "
+            "result of model.init does"
         )
     for name, leaf in _leaves(variables["params"]).items():
         is_float = isinstance(leaf, _VALUES) or jnp.issubdtype(jnp.result_type(leaf), jnp.floating)

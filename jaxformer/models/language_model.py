@@ -65,7 +65,7 @@ class LanguageModel(nn.Module):
         layers: the layers of a Transformer; in an encoder-decoder, the decoder's layers. Each layer
             is a tuple of `Residual`, `Plain` and `Parallel` of `functional`. Their sub-layers may
             be user-defined. Defaults to the layers of the config.
-        model_type: the model_type in transformers of the checkpoint that contained the weights, or
+        model_type: the transformers model_type of the checkpoint that contained the weights, or
             None. `jf.load` sets this field, and `jf.save` stores it. If several model types fit the
             config, `jf.export` prefers this one.
         generation: the checkpoint's defaults for generation, which the arguments of a call

@@ -13,7 +13,7 @@ from jaxformer.models.language_model import LanguageModel
 
 
 def init(model: LanguageModel, key: jax.Array) -> dict[str, Any]:
-    """Returns the model's initial variables, without any inputs."""
+    """Returns the model's initial variables. Unlike `model.init`, this needs no inputs."""
     return dict(model.init(key, method=LanguageModel.head))
 
 

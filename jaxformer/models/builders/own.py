@@ -1,4 +1,4 @@
-"""The parts of a model that a user brings: a mask, an activation and positions."""
+"""The parts of a model that a user may define: a mask, an activation and positions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from jaxformer.models.config.model import ModelConfig
 
 
 class OwnParts(NamedTuple):
-    """The user's parts, which replace those of the config; None for those of the config.
+    """The user's parts of a model. A part that is None comes from the config.
 
     Attributes:
         mask: the mask of self-attention within documents.
@@ -34,7 +34,7 @@ def check_own_parts(own: OwnParts, config: ModelConfig, accepted: tuple[str, ...
     Args:
         own: the parts of the user.
         config: the config of the model.
-        accepted: the names of the parts that the model has.
+        accepted: the names of the parts that have an effect in the model.
     """
     for name, part in own._asdict().items():
         if part is None:
@@ -68,7 +68,7 @@ def check_own_mask(mask: Mask, config: ModelConfig) -> None:
         if getattr(config, name):
             raise ValueError(
                 f"{name} is {getattr(config, name)}; with a mask it must not be set: the "
-                "mask alone determines which tokens see which"
+                "mask alone determines which keys each query attends to"
             )
     tables = [rule for rule in mask.rules() if isinstance(rule, TableMask)]
     for table in tables:

@@ -17,8 +17,9 @@ from jaxformer.models.config import RecurrentConfig, RecurrentEncoderDecoderConf
 def build_recurrent(config: RecurrentConfig) -> Model:
     """Builds the recurrent language model of a config from `ModelConfig.resolved`.
 
-    Token vectors have a standard deviation of 1/√dim, which suits the logits. A cell with such
-    small inputs would initially learn very slowly, so the first layer has a larger input kernel.
+    Token vectors have a standard deviation of 1/√dim, so that the logits of tied embeddings have a
+    magnitude of at most about 1. A cell with such small inputs would initially learn very slowly,
+    so the first layer has a larger input kernel.
     """
     layers = tuple(_layer(config) for _ in range(config.num_layers))
     stack = Stack(layers, config.embed_dim, input_stddev=config.embed_dim**-0.5)

@@ -63,8 +63,8 @@ def build_encoder_decoder(config: EncoderDecoderConfig, own: OwnParts = NO_OWN_P
 
     Args:
         config: the config.
-        own: the parts of the model that replace those of the config. The mask is that of the
-            decoder; the activation and the positions are also used in the encoder.
+        own: the parts of the model that replace those of the config. Only the decoder uses the
+            mask. The encoder also uses the activation and the positions.
     """
     encoder, of_encoder = config.encoder, own._replace(mask=None)
     return Model(
@@ -272,7 +272,7 @@ def _cross_attention(config: TransformerConfig) -> CrossAttention:
 def self_attention_mask(config: TransformerConfig, mask: Mask | None = None) -> Mask:
     """Returns the mask of self-attention in a layer, within each document.
 
-    A given `mask` is returned unchanged. Otherwise, the mask of a decoder is causal or has a
+    A given `mask` replaces the config's mask. Otherwise, the mask of a decoder is causal or has a
     prefix, the mask of an encoder allows all tokens, and both are limited to the config's window.
     """
     if mask is not None:

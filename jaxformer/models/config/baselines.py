@@ -74,8 +74,8 @@ class ConvolutionalConfig(ModelConfig):
     kernel_size: int = 3
     """number of tokens that the kernel of a convolution covers"""
     dilation_growth: int = 1
-    """each layer's dilation divided by that of the layer below it; with 2, the dilations are 1, 2,
-    4, …"""
+    """factor by which the dilation grows from layer to layer; with 2, the dilations are 1, 2, 4,
+    …"""
     activation: Plain = "relu"
     """activation after each convolution"""
     norm: Literal["layer", "rms", "none"] = "layer"

@@ -47,11 +47,11 @@ class DecoderConfig(TransformerConfig):
     """number of first tokens of a document that attend to one another in both directions
     (prefix-LM)"""
     layer_types: LayerType | tuple[LayerType, ...] = "attention"
-    """which sub-layer of a layer reads other tokens: attention, a gated causal convolution
+    """sub-layer with which a layer combines tokens: attention, a gated causal convolution
     (short_convolution, LFM2), or the gated delta rule (gated_delta, Qwen3-Next)"""
     convolution_kernel_size: int = 3
-    """number of tokens that a token reads, itself included, in a short convolution and in the
-    convolution before the gated delta rule"""
+    """number of tokens that the kernel covers, in short convolutions and in the convolution before
+    the gated delta rule"""
     convolution_bias: bool = False
     """short convolutions: biases of the convolution and of its linear layers"""
     delta_key_heads: int | None = None

@@ -33,8 +33,8 @@ class EncoderConfig(TransformerConfig):
     transform: bool = True
     """apply one more linear layer, activation and norm before the output head (BERT)"""
     pooler: bool = True
-    """add a pooler: a linear layer and tanh of the first token's final hidden state, one vector for
-    each sequence"""
+    """add a pooler, which computes one vector for each sequence: it applies a linear layer and tanh
+    to the final hidden state of the first token"""
     num_labels: int = 0
     """number of classes that `classify` predicts from the pooler's vector; 0: no classifier"""
 
@@ -59,8 +59,8 @@ class ReadsSource(ModelConfig):
     source_vocab_size: int | None = None
     """number of source token ids; default: vocab_size"""
     source_features: int | None = None
-    """number of features of each position of the source (audio frames, image patches), which a
-    linear map turns into a vector; default: the source is tokens"""
+    """number of float features at each position of the source (audio frames, image patches); a
+    linear layer projects them to embed_dim; default: the source consists of tokens"""
     max_source_length: int | None = None
     """maximum number of tokens, or of positions with features, of a source; default: max_length"""
     share_embeddings: bool = True
@@ -109,8 +109,8 @@ def check_reads_text(config: ModelConfig) -> None:
     """Raises ValueError if the source of a model consists of float features instead of text."""
     if config.source_features is not None:
         raise ValueError(
-            f"source_features is {config.source_features}, but a text needs a model whose source "
-            "is tokens; jaxformer.generate and jaxformer.beam_search accept a source of floats"
+            f"source_features is {config.source_features}, so this model reads float features, not "
+            "a text; pass the features to jaxformer.generate or jaxformer.beam_search"
         )
 
 

@@ -32,8 +32,8 @@ class Execution:
         Literal["auto", "explicit", "blockwise", "fused"], Spelling("attention_implementation")
     ] = "auto"
     """attention implementation: explicit computes all scores at once; blockwise computes them in
-    blocks of queries and needs less memory; fused is cuDNN or tokamax on a GPU and splash on a TPU,
-    and auto when decoding; auto is fused where that is supported, else blockwise"""
+    blocks of queries and needs less memory; fused is cuDNN or tokamax on a GPU and splash on a TPU
+    (decoding uses auto instead); auto is fused where that is supported, else blockwise"""
     layers: Annotated[Literal["auto", "scan", "unrolled"], Spelling("scan_layers")] = "auto"
     """scan compiles one block and loops over the layers; unrolled compiles every block; auto:
     unrolled up to 24 layers and in decoding steps, else scan"""

@@ -27,8 +27,8 @@ class Constraints:
     """
 
     repetition_penalty: float = 1.0
-    """the score of a token that already occurs in the text is divided by this if it is positive,
-    and multiplied by this if it is negative (Keskar et al. 2019)"""
+    """divides the positive scores, and multiplies the negative scores, of tokens that already occur
+    in the text (Keskar et al. 2019)"""
     frequency_penalty: float = 0.0
     """this is subtracted from the score of a token for each time that it has been generated"""
     presence_penalty: float = 0.0
@@ -52,19 +52,19 @@ class Constraints:
     suppress_tokens: Ids = ()
     """tokens that are never generated"""
     begin_suppress_tokens: Ids = ()
-    """tokens that are excluded from the first step (the second one after a forced first token)"""
+    """tokens that are excluded in the first step or, after a forced first token, in the second"""
     sequence_bias: tuple[tuple[Ids, float], ...] = ()
     """pairs of a token sequence and a number, which is added to the score of the sequence's last
-    token after the other ones"""
+    token if the text ends with the tokens before it"""
     encoder_repetition_penalty: float = 1.0
-    """the score of a token of the source (without a source: of the prompt) is multiplied by this if
-    it is positive, and divided by this if it is negative"""
+    """multiplies the positive scores, and divides the negative scores, of tokens of the source
+    (without a source: of the prompt)"""
     encoder_no_repeat_ngram_size: int = 0
     """no n-gram of this size of the source (without a source: of the prompt) is generated; 0: no
     such constraint"""
     exponential_decay_length_penalty: tuple[int, float] | None = None
-    """(start, factor): n tokens after `start` generated ones, the score s of a stop token grows by
-    |s| · (factorⁿ − 1)"""
+    """(start, factor): when start + n tokens have been generated, |s| · (factorⁿ − 1) is added to
+    the score s of each stop token"""
     renormalize_logits: bool = False
     """the log-probabilities of the tokens that are not excluded are normalized again; this changes
     the scores of a beam search"""
@@ -92,7 +92,7 @@ class Constraints:
 
     @property
     def _words(self) -> dict[str, tuple[Ids, ...]]:
-        """The token sequences in the fields of banned or forced words."""
+        """The token sequences of `bad_words_ids` and `sequence_bias`, by the name of the field."""
         biased = tuple(word for word, _ in self.sequence_bias)
         return {"bad_words_ids": self.bad_words_ids, "sequence_bias": biased}
 
@@ -130,8 +130,8 @@ class GenerationDefaults:
     do_sample: bool | None = None
     """sample each token from its distribution; False: choose the most probable token"""
     temperature: float | None = None
-    """this field and the next six: see `Sampler`; without do_sample, a call applies them only if it
-    sets a temperature"""
+    """this field and the next six: see `Sampler`; without do_sample, these fields apply only to a
+    call that sets a temperature"""
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
@@ -157,7 +157,7 @@ class GenerationDefaults:
     unsupported: tuple[str, ...] = ()
     """options of the checkpoint, as "name=value", that affect generation and are not implemented.
     With any of them, generation raises an error unless the call passes `constraints`, or the
-    command line --ignore-generation-config"""
+    command line has --ignore-generation-config"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""

@@ -87,12 +87,12 @@ class RotaryScaling:
     high_frequency_factor: float = 4.0
     """llama3: wavelengths below original_length / high_frequency_factor are unchanged"""
     beta_fast: float = 32.0
-    """yarn: pairs with at least this many turns over original_length are unchanged"""
+    """yarn: pairs with at least this many full rotations in original_length keep their frequency"""
     beta_slow: float = 1.0
-    """yarn: the frequencies of pairs with at most this many turns over original_length are divided
-    by factor"""
+    """yarn: the frequencies of pairs with at most this many full rotations in original_length are
+    divided by factor"""
     whole_pairs: bool = True
-    """yarn: round the two bounds outwards to whole pair indices"""
+    """yarn: round the pair indices at beta_fast and beta_slow outwards to whole numbers"""
     attention_factor: float | None = None
     """yarn: factor of the rotated queries and keys; default: 0.1 ln(factor) + 1"""
 
@@ -144,8 +144,8 @@ class TransformerConfig(ModelConfig):
     num_heads: int = 12
     """number of query heads"""
     num_kv_heads: int | None = None
-    """number of key and value heads; each one serves num_heads / num_kv_heads query heads; None:
-    num_heads"""
+    """number of key and value heads; each one serves num_heads / num_kv_heads query heads;
+    default: num_heads"""
     head_dim: int | None = None
     """width of one head; default: embed_dim / num_heads"""
     mlp_dim: int | None = None
@@ -154,11 +154,11 @@ class TransformerConfig(ModelConfig):
     """activation of the feed-forward layer; swiglu, geglu, geglu_tanh and clipped_swiglu (gpt-oss)
     are gated"""
     num_experts: int | tuple[int, ...] = 0
-    """number of experts of each layer, feed-forward layers of which a router chooses some for each
-    token (Mixtral); 0: one feed-forward layer for all tokens. A pattern mixes both kinds of layers
-    (Qwen2-MoE)"""
+    """number of experts of each layer. Experts are feed-forward layers, and a router chooses some
+    of them for each token (Mixtral); 0: one feed-forward layer for all tokens. A pattern mixes both
+    kinds of layers (Qwen2-MoE)"""
     experts_per_token: int = 2
-    """number of experts that compute a token"""
+    """number of experts that the router chooses for each token"""
     expert_dim: int | None = None
     """width of the hidden features of one expert; default: mlp_dim"""
     normalize_router: bool = True
@@ -166,7 +166,7 @@ class TransformerConfig(ModelConfig):
     router_bias: bool = False
     """add a bias to the router's logits (gpt-oss)"""
     shared_expert_dim: int | None = None
-    """width of the hidden features of a shared expert, which computes every token in addition to
+    """width of the hidden features of a shared expert, which processes every token in addition to
     the chosen experts (Qwen2-MoE); default: no shared expert"""
     shared_expert_gate: bool = False
     """multiply the shared expert's output by the sigmoid of a linear map of the token"""
@@ -174,7 +174,7 @@ class TransformerConfig(ModelConfig):
     """also apply the activation after the feed-forward layer's second projection (lecture 10)"""
     norm: Norm = "layer"
     """normalisation over the features: LayerNorm, RMSNorm or none; rms_one_plus is RMSNorm whose
-    scale γ is stored as γ − 1 (Gemma); dynamic_tanh is γ tanh(α x) + β in its place (Zhu et al.
+    scale γ is stored as γ − 1 (Gemma); dynamic_tanh computes γ tanh(α x) + β instead (Zhu et al.
     2025)"""
     norm_position: Literal["pre", "post", "post_sublayer", "sandwich"] = "pre"
     """pre: norm before each sub-layer; post: after each residual sum; post_sublayer: on each
@@ -201,7 +201,7 @@ class TransformerConfig(ModelConfig):
     relative_buckets: int = 32
     """relative positions: number of distance buckets, each with one bias"""
     relative_distance: int = 128
-    """relative positions: all distances from this one on share the last bucket"""
+    """relative positions: all distances of at least this many tokens share the last bucket"""
     rotary_base: float | tuple[float | None, ...] = 10_000.0
     """rotary positions: pair i of a head's features is rotated by rotary_base^(−2i / head_dim)
     radians per position; None in a pattern: no positions in this layer (SmolLM 3)"""
@@ -222,11 +222,11 @@ class TransformerConfig(ModelConfig):
     attention_softcap: float | None = None
     """soft cap: a score s becomes cap · tanh(s / cap) (Gemma 2); default: no cap"""
     attention_sinks: bool = False
-    """a learned score of each head that joins the softmax of self-attention and has no value
-    (gpt-oss), so that the weights of a query may sum to less than 1"""
+    """each head adds a learned score without a value to the softmax of self-attention (gpt-oss), so
+    that the attention weights of a query may sum to less than 1"""
     attention_gate: bool = False
-    """multiply the heads of self-attention by the sigmoid of a linear map of the token, before the
-    output projection (Qwen3-Next)"""
+    """multiply the outputs of self-attention heads by the sigmoid of a linear map of the token,
+    before the output projection (Qwen3-Next)"""
     output_scale: float | None = None
     """factor of the final hidden states before the head (T5: 1 / √embed_dim); default: 1"""
     logits_softcap: float | None = None

@@ -213,7 +213,7 @@ def shard_batch(
 
     If the size of the first axis is not divisible by the number of these devices, the last mesh
     axes are dropped until it is divisible. Without this constraint, the partitioner may shard the
-    features between layers like the parameters, and communicate activations instead of parameters.
+    features of x as it shards the parameters, and communicate activations instead of parameters.
     """
     axes = _dividing(_axes(axes), x.shape[0])
     if not axes:

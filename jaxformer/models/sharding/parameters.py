@@ -164,7 +164,7 @@ def check_mesh(mesh: AnyMesh) -> None:
     """Raises ValueError unless the axes of the mesh are the axes of `make_mesh`."""
     if mesh.axis_names != AXES:
         raise ValueError(
-            f"mesh has the axes {mesh.axis_names}; models need the axes {AXES}: make the mesh by "
+            f"mesh has the axes {mesh.axis_names}; models need the axes {AXES}: make the mesh with "
             "jaxformer.models.sharding.parameters.make_mesh"
         )
 

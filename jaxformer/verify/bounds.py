@@ -1,10 +1,10 @@
 """Interval arithmetic for taint analysis: decides whether a finite number works as a mask.
 
-A mask by −∞ always hides a score. A large number such as −10⁹ hides a score only if no score can
-compensate for this number. To decide whether a number hides a score, the rules in `_RULES` compute
-the bounds of each output from the bounds of the inputs. An element with equal lower and upper bound
-is a constant, so no input affects it. For example, exp(x) is the constant 0 in float32 if x is
-always below −105.
+A mask value of −∞ always hides a score. A large negative number such as −10⁹ hides a score only if
+no score can compensate for this number. To decide whether a number hides a score, the rules in
+`_RULES` compute the bounds of each output from the bounds of the inputs. An element with equal
+lower and upper bound is a constant, so no input affects it. For example, exp(x) is the constant 0
+in float32 if x is always below −105.
 
 The analysis makes one assumption: the absolute value of an element with unknown bounds is at most
 `assumed_limit`. Attention scores of trained models can be below −10⁴, so this limit is 2²⁰ for
@@ -132,7 +132,7 @@ def _rounded(low: Limit, high: Limit, output: Array) -> Bounds:
 
 
 def _added(sign: int) -> _Rule:
-    """Returns the taint rule of a sum (sign 1) or a difference (sign −1)."""
+    """Returns the rule for the bounds of a sum (sign 1) or a difference (sign −1)."""
 
     def rule(equation: Equation) -> Bounds | None:
         if not any(map(informative, equation.inputs)):

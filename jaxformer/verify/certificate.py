@@ -85,8 +85,8 @@ def certify(
         batch_size: Batch size of the forward passes. If None, each property has its own batch size
             from 1 to 32.
         dtype: The dtype in which the model computes, "float32" or "bfloat16".
-        allow_remarks: If True, no `RemarkWarning` is issued if a property holds but its result has
-            remarks.
+        allow_remarks: If True, the remarks about a property that holds are not issued as
+            warnings (`RemarkWarning`).
 
     Yields:
         The result of each property.

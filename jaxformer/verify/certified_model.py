@@ -245,8 +245,8 @@ class CertifiedModel:
     def block(self, layer: int) -> Callable[[Variables, OneSequence], Hidden]:
         """Returns one block of the model as a function of (variables, embeddings).
 
-        The embeddings [1, length, dim] of the last batch element replace "block.input" in this
-        layer. The returned function returns "block.output" of this layer.
+        The embeddings, [1, length, dim], become the last batch element of this layer's
+        "block.input". The function returns this layer's "block.output".
         """
         segment_ids, read = (
             jnp.asarray(self.segment_ids),

@@ -1,4 +1,4 @@
-"""Comparison of a dependency matrix with a rule, and its picture."""
+"""Comparison of a dependency matrix with a rule, and a picture of both."""
 
 import warnings
 from collections.abc import Callable, Sequence

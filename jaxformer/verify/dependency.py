@@ -95,8 +95,8 @@ def dependency_matrix(
             [batch, length].
         weights: A pytree of arrays. If given, taint analysis finds the paths that exist for at
             least one value of the weights, and treats captured arrays as constants. If None,
-            captured arrays that are entirely 0 are treated as weights, because zero-initialised
-            weights will change.
+            captured arrays that are entirely 0 are treated as weights, because training
+            changes zero-initialised weights.
         witnesses: The names of the methods to use. Defaults to all; "derivative" is skipped for
             integer inputs and for functions without a derivative.
         sample: The number of inputs that "change" tests and of outputs that "derivative" tests; all

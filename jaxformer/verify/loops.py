@@ -2,7 +2,7 @@
 
 `vmap` combines many loops into one loop with a batch. The condition of this loop is bool [*batch],
 and the batch axes are the leading axes of all carried arrays. The carried values of a batch element
-no longer change after its condition became False.
+no longer change once its condition is False.
 """
 
 from collections.abc import Callable, Sequence

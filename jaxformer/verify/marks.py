@@ -169,7 +169,7 @@ def fits(marks: Marks | None, shape: Sequence[int]) -> bool:
 
 
 def with_rank(marks: Marks | None, rank: int) -> Marks | None:
-    """Reshapes taint marks to `rank` axes: merges the remaining axes, or appends axes of size 1."""
+    """Reshapes taint marks to `rank` axes: merges the last axes, or appends axes of size 1."""
     if marks is None:
         return None
     whole = merge(marks, range(rank, marks.ndim - 1))

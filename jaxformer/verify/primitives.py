@@ -27,7 +27,7 @@ from jaxformer.verify.bounds import informative, sure_bounds
 from jaxformer.verify.indexing import MOVED, added_at, gathered, moved, scattered
 from jaxformer.verify.marks import Equation, Found, Limit, Marked, Marks, Rule, Where
 
-# ---- elementwise primitives; every output element depends on a scalar operand
+# ---- elementwise primitives; a scalar operand affects every output element
 
 
 def _union(equation: Equation) -> Found:

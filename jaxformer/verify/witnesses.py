@@ -83,8 +83,8 @@ class _Captured:
     def weights(self, array: AnyArray) -> Bool[np.ndarray, "..."]:
         """Returns bool [*shape]: True for elements that may be weights.
 
-        Arrays without zeros have no such elements. Elements with an absolute value of at least
-        `REACH` are treated as masks.
+        Arrays without zeros have no such elements, because a weight ends a path only where it is 0.
+        Elements with an absolute value of at least `REACH` are treated as masks.
         """
         zero = _is_zero(array)
         if not zero.any():

@@ -83,7 +83,7 @@ class Chat:
     turns: int = 0
 
     def prompt(self, question: str) -> list[int]:
-        """Returns the ids of the conversation with a question, and the beginning of an answer."""
+        """Returns the ids of the conversation, the question and the beginning of an answer."""
         system = self.arguments.system
         before = [] if system is None else [{"role": "system", "content": system}]
         asked = {"role": "user", "content": question}

@@ -39,8 +39,8 @@ class RunArguments:
     """the model: a run folder, a folder that jf.save wrote, a folder in Hugging Face format or a
     hub id"""
     mesh: MeshSizes | None = field(default=None, kw_only=True)
-    """devices along each mesh axis to shard the model over, such as data=2,tensor=4; default: one
-    device"""
+    """mesh to shard the model over: the number of devices along each axis, such as
+    data=2,tensor=4; default: one device"""
 
     def adapted(self, checkpoint: "Checkpoint") -> "Checkpoint":
         """Returns the checkpoint, changed according to the arguments of the subcommand."""
@@ -167,8 +167,8 @@ class Base(NamedTuple):
     def keep(self, folder: RunFolder, training: TrainingConfig) -> None:
         """Copies the tokenizer and, if necessary, the checkpoint into the folder of a new run.
 
-        If the new run trains an adapter on a checkpoint of another run, the checkpoint is copied.
-        Otherwise, the other run could delete the checkpoint when it continues training.
+        If the new run trains an adapter on a checkpoint of another run, the checkpoint is copied,
+        because the other run may delete it when that run continues training.
         """
         # pyrefly: ignore[missing-attribute] (`accept` raises if there is no tokenizer)
         self.tokenizer.save(folder.tokenizer)

@@ -74,7 +74,8 @@ class EvaluateArguments(DecodingArguments):
     """windows of text per batch; default: 16, or fewer if they have more than 16,384 tokens"""
     score_first_token: Switch = False
     """also score the first token of each document, after a beginning-of-text or end-of-text token;
-    default: as in transformers, only if the tokenizer puts a token before each text"""
+    without this flag, the first token is scored only if the tokenizer puts a token before each
+    text, as in transformers"""
     json: Switch = False
     """print one JSON object and nothing else"""
 

@@ -112,7 +112,7 @@ def field_values(instance: object) -> dict[str, Any]:
 
 
 def value_in(instance: object, field: Field) -> Any:
-    """Returns the value of a field in an instance or, if that is None, the field's default.
+    """Returns the value of a field in `instance` or, if `instance` is None, the field's default.
 
     Returns MISSING for a required field.
     """

@@ -40,7 +40,8 @@ class GenerateArguments(SamplingArguments):
     }
 
     prompt: Annotated[str, positional("TEXT")] = ""
-    """text to continue or, for models that translate, the source; default: start a new document"""
+    """text to continue or, for models that translate, the source; without TEXT, a new document
+    starts"""
     truncate_prompt: Switch = False
     """drop the beginning of a prompt that is too long, instead of refusing it"""
     prompts: Path | None = None
@@ -137,9 +138,10 @@ def reserved_tokens(model: "LanguageModel", arguments: GenerateArguments) -> int
 
 
 def without_beginning(prompt: list[int], tokenizer: Tokenizer, most: int) -> list[int]:
-    """Truncates a prompt to `most` tokens: the tokens that open every text, then its last tokens.
+    """Truncates a prompt to `most` tokens.
 
-    Returns the prompt unchanged if it is short enough, or if `most` leaves no room for its text.
+    The result has the tokens that open every text, and then the prompt's last tokens. The prompt is
+    returned unchanged if it is short enough, or if `most` leaves no room for its text.
     """
     opening = tokenizer.text_opening
     is_opened = prompt[: len(opening)] == opening and len(opening) < most

@@ -35,7 +35,7 @@ from jaxformer.training.screen import Screen
 
 # Number of sequences per group. An interruption loses the results of the unfinished group.
 _GROUP = 1024
-# Default of --batch-size with --mesh. Without a batch size, `generate` would make one batch.
+# Default of --batch-size with --mesh. Without it, all sequences of a group would form one batch.
 _MESH_BATCH = 256
 # Fields that the command adds to each record.
 _TEXT, _REASON = "generated", "finish_reason"
@@ -124,8 +124,8 @@ class Files:
         first, *lines = self.partial.read_text().split("\n")
         if first != settings:
             raise ValueError(
-                f"{self.partial} was written with other settings or prompts; repeat that command, "
-                "or delete the file to start again"
+                f"{self.partial} was written with other settings or prompts; repeat the command "
+                "that wrote it, or delete the file to start again"
             )
         # The last line may be incomplete, because the command was interrupted.
         for line in lines[:-1]:
@@ -166,7 +166,7 @@ class Files:
         return tokenizer.turn_end_tokens if is_chat else tokenizer.stop_tokens
 
     def _fitting(self, prompts: list[Prompt], generator: TextGenerator) -> tuple[list[Prompt], int]:
-        """Returns the prompts, truncated if asked for, and the number of tokens to generate.
+        """Returns the prompts, truncated if --truncate-prompt is set, and the number of new tokens.
 
         Raises:
             ValueError: A prompt is too long. The message names its file and line.
@@ -190,7 +190,7 @@ class Files:
 
     @contextmanager
     def _open(self) -> Generator[Any]:
-        """Opens the partial file to append results, after the whole lines of an earlier command."""
+        """Opens the partial file to append results after the complete lines of earlier commands."""
         lines = [{"index": index} | result for index, result in self.done.items()]
         whole = "".join(f"{json_text(line)}\n" for line in lines)
         write_whole(self.partial, f"{self.settings()}\n{whole}")

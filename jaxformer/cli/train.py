@@ -129,8 +129,8 @@ def read_new_run(argv: list[str], selection: Selection) -> NewRun:
         if base is None:
             raise ValueError(
                 f"--init-from is missing: the records of {records} have prompts with answers, "
-                "which tune a checkpoint. To train a new model on one of their fields, name it by "
-                "--text-field"
+                "which tune a checkpoint. To train a new model on one of their fields, name the "
+                "field with --text-field"
             )
         preset = record_training(
             preset, has_preferences=has_preferences([records]), has_rate=named is not None

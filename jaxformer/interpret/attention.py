@@ -76,9 +76,9 @@ def attention_maps(
     """
     names = [name for name, (point, _) in KINDS.items() if point in model.hook_points]
     if which not in names:
-        accepted = f"it has {', '.join(names)}" if names else "it has no attention"
+        accepted = f"whose attention is {', '.join(names)}" if names else "which has no attention"
         kind = type(model).__name__
-        raise ValueError(f"attention is {which!r}; the model is a {kind}: {accepted}")
+        raise ValueError(f"attention is {which!r}; the model is a {kind}, {accepted}")
     point, title = KINDS[which]
     ids, source = text.as_batch()
     seen = inspect(model, variables, ids, source=source, capture=(point,))

@@ -121,7 +121,7 @@ def _shifted(
     shift: Float[Array, "..."],
     layers: Int[Array, " layers"],
 ) -> Float[Array, "*shape"]:
-    """Adds the shift of the layer; a recurrent layer reads one token at a time."""
+    """Adds the layer's shift. A recurrent layer reads one token and adds this token's shift."""
     own = shift if at.layer is None else shift[jnp.equal(layers, at.layer).argmax()]
     if value.shape[-2] < own.shape[-2]:
         position = jnp.asarray(at.positions).reshape(-1)[0]

@@ -28,7 +28,7 @@ from jaxformer.models.config.check import shown
 
 _FILES = ("cfg.json", "sae_weights.safetensors")
 _TENSORS = ("W_enc", "b_enc", "W_dec", "b_dec")
-# Options of SAELens that change the function, with the values that this module computes.
+# Options of SAELens that change the function, with the values that this module supports.
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "architecture": ("standard", "jumprelu"),
     "activation_fn": ("relu",),
@@ -143,7 +143,7 @@ def splice(
             it, x becomes its reconstruction.
 
     Raises:
-        ValueError: There is no autoencoder, or they have different sizes.
+        ValueError: There is no autoencoder, or the autoencoders have different sizes.
     """
     if not autoencoders:
         raise ValueError("autoencoders is empty; it must map layers to autoencoders")

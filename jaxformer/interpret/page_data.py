@@ -22,7 +22,7 @@ from jaxformer.verify.dependency import dependency_matrix
 
 # After each layer, the page stores this number of the most probable tokens.
 NUM_SHOWN = 5
-# The page stores the largest logits at each position; this is their number.
+# At each position, the page stores this number of the largest logits.
 NUM_LOGITS = 256
 # The page stores the residual stream at this number of positions.
 MOST_POSITIONS = 12

@@ -199,7 +199,7 @@ class Grid:
         where = is_at(site.position, self.shape[-2])[:, None]
         if self.has_heads:
             where = is_at(site.head, self.shape[-3])[:, None, None] & where
-        # The first axis becomes the batch axis.
+        # The new first axis is the batch axis.
         where = where[None]
         if self.has_layers:
             where = is_at(site.layer, self.shape[0]).reshape(-1, *[1] * where.ndim) & where

@@ -6,7 +6,7 @@ the real labels. The selectivity is the accuracy on the real labels minus the ac
 labels. The selectivity measures the information about the label beyond the identity of the token.
 
 Tokens of one text share many features. A probe that was trained on some tokens of a text can
-recognize the text by its remaining tokens, so `groups` holds out whole texts.
+recognize this text in its held-out tokens, so `groups` holds out whole texts.
 
 Reference:
     Alain & Bengio 2016, "Understanding intermediate layers using linear classifier probes"; Hewitt
@@ -65,8 +65,8 @@ def train_probes(
     Args:
         features: values captured at a hook point, such as `jf.inspect(…).captured["block.output"]`
             with the batch and position axes merged.
-        labels: the label of each example, from 0.
-        token_ids: the id of each example, from which the control task draws its labels.
+        labels: the label of each example, an integer of at least 0.
+        token_ids: the token id of each example; the control task draws one label for each id.
         held_out: the probability that a group is held out.
         steps: the number of Adam steps; each step uses all training examples.
         seed: random seed of the split and of the control task.

@@ -140,9 +140,10 @@ def patch_sweep(
 
     Each forward pass uses the corrupted text, and replaces the activation at one patch site by the
     clean activation. For a causal Transformer without padding, the pass recomputes only the layers
-    and positions after the patch site. This requires that `axes` contains "layer" and "position",
-    and that the hook point is "block.input" or one from "attention.heads" to "block.output". All
-    other sweeps run the whole model for each patch site, with equal results up to rounding.
+    and positions after the patch site. This requires a metric of the logits at one position,
+    the names "layer" and "position" in `axes`, and a hook point that is "block.input" or one from
+    "attention.heads" to "block.output". All other sweeps run the whole model for each patch site,
+    with equal results up to rounding.
 
     Args:
         model: any model.

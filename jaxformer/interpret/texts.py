@@ -117,7 +117,7 @@ def next_token_batch(
     if model.config.bidirectional:
         raise ValueError(
             f"model is a {type(model).__name__}, which predicts masked tokens; "
-            "pass a Batch with targets and weights (training.evaluate makes them)"
+            "pass a Batch with targets and weights (training.evaluate makes such batches)"
         )
     tokens, segment_ids = as_array("tokens", tokens), as_array("segment_ids", segment_ids)
     check_tokens(tokens, model.config, segment_ids)

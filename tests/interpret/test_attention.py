@@ -67,9 +67,9 @@ def test_top_keys_are_the_keys_with_the_largest_weights():
 @pytest.mark.parametrize(
     "kind, which, message",
     [
-        (jf.DecoderConfig, "cross", "attention is 'cross'; the model is a Decoder: it has self"),
-        (jf.RecurrentConfig, "self", "the model is a Recurrent: it has no attention"),
-        (jf.EncoderDecoderConfig, "none", "it has self, cross, encoder"),
+        (jf.DecoderConfig, "cross", "'cross'; the model is a Decoder, whose attention is self"),
+        (jf.RecurrentConfig, "self", "the model is a Recurrent, which has no attention"),
+        (jf.EncoderDecoderConfig, "none", "whose attention is self, cross, encoder"),
     ],
 )
 def test_attention_maps_of_a_model_without_attention_are_refused(kind, which, message):

@@ -1,6 +1,9 @@
 """`jaxformer sweep`: its runs equal single runs, it continues, and one diverged run stops none."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import chex
@@ -29,6 +32,12 @@ def swept(capsys, *words):
     results = json.loads(capsys.readouterr().out)["settings"]
     folders = sorted(path.parent for path in Path("S").glob("*/config.json"))
     return {path.name: RunFolder(path).read_metrics() for path in folders}, results
+
+
+def sizes_in(folder, name):
+    """Returns the values of a field of the models in a sweep's folder."""
+    configs = [json.loads(path.read_text()) for path in Path(folder).glob("*/config.json")]
+    return {config["model"][name] for config in configs}
 
 
 def losses(lines, name="loss"):
@@ -63,6 +72,20 @@ def test_runs_of_a_sweep_equal_single_runs(text, capsys):
         np.testing.assert_allclose(found["held_out_loss"], np.mean(last))
         np.testing.assert_allclose(found["standard_error"], np.std(last, ddof=1) / 3**0.5)
     assert Path("S/sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_runs_on_several_devices_equal_runs_on_one_device(text, capsys):
+    """Three runs on two devices, one of which has a place left."""
+    words = [text, "--vary", "seed=0..2"]
+    runs, _ = swept(capsys, *words)
+    two = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    command = [sys.executable, "-m", "jaxformer", "sweep", *words, *SMALL, "--out", "two"]
+    subprocess.run(command, env=two, check=True, capture_output=True)
+    for name, lines in runs.items():
+        found = RunFolder(f"two/{name}").read_metrics()
+        for figure in ("loss", "held_out_loss"):
+            np.testing.assert_allclose(losses(found, figure), losses(lines, figure), rtol=2e-3)
 
 
 @pytest.mark.slow
@@ -114,10 +137,16 @@ def test_settings_of_a_file_vary_together_and_unequal_shapes_train_in_turn(text,
         {"mlp-dim": "16", "num-heads": "2"},
         {"mlp-dim": "24"},
     ]
-    widths = {
-        json.loads(path.read_text())["model"]["mlp_dim"] for path in Path("S").glob("*/config.json")
-    }
+    widths = sizes_in("S", "mlp_dim")
     assert len(runs) == 4 and widths == {16, 24}
+    Path("S").rename("first")
+    sizes_varied = [word for word in SMALL if word not in ("--vocab-size", "300")]
+    assert main(["sweep", text, *sizes_varied, "--vary", "vocab-size=280,300", "--out", "S"]) == 0
+    sizes = {
+        json.loads(path.read_text())["model"]["vocab_size"]
+        for path in Path("S").glob("*/config.json")
+    }
+    assert sizes == {280, 300}
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.models.config import DecoderConfig
+from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training import sweep_results
-from jaxformer.training.config import Inputs, TextTraining
+from jaxformer.training.config import Inputs, MeshSizes, OptimizerConfig, TextTraining
+from jaxformer.training.group import shared_settings
 from jaxformer.training.run_folders import write_run
 from jaxformer.training.sweep import Planned, folder_name, grid, groups
 from jaxformer.training.sweep_results import averages, draw_sweep, table
@@ -62,13 +65,38 @@ def test_groups_have_equal_keys_and_at_most_the_given_size(keys, most):
         assert len(found) == len(set(keys) - {None}) + keys.count(None)
 
 
+MODEL = DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "are_equal"),
+    [
+        ({"seed": 3}, True),
+        (
+            {"optimizer": OptimizerConfig(learning_rate=0.1, schedule="linear", warmup_steps=3)},
+            True,
+        ),
+        ({"optimizer": OptimizerConfig(weight_decay=0.3)}, False),
+        ({"batch_size": 4}, False),
+        ({"steps": 7}, False),
+        ({"model": replace(MODEL, norm="rms")}, False),
+        ({"max_minutes": 1.0}, False),
+        ({"mesh": MeshSizes()}, False),
+        ({"lora": LoraConfig(lora_rank=2)}, False),
+    ],
+)
+def test_runs_share_a_program_only_if_just_seed_and_learning_rate_differ(options, are_equal):
+    usual = TextTraining(MODEL)
+    assert (shared_settings(replace(usual, **options)) == shared_settings(usual)) == are_equal
+
+
 @pytest.fixture
 def run(tmp_path):
     """Makes a run of a sweep from its training losses and its last held-out loss."""
 
     def make(setting, losses, held_out=None):
         config = TextTraining(
-            DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2),
+            MODEL,
             steps=len(losses),
             seed=int(setting.get("seed", 0)),
         )

@@ -14,7 +14,7 @@ BUGS = (
     ),
     Bug(
         "a repeated flag loses its first values",
-        "cli.arguments:split",
+        "cli.arguments:take",
         Replace("repeated + following", "following"),
         f"{ARGUMENTS}::test_a_repeated_flag_collects_its_values",
     ),

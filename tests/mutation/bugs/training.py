@@ -490,7 +490,7 @@ BUGS = (
     ),
     Bug(
         "a diverged run hides the other loss curves",
-        "training.compare:_limit",
+        "training.curves:limit",
         gives(None),
         "cli/test_compare.py::test_a_diverged_run_does_not_dominate_the_loss_curves",
     ),

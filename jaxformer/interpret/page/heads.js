@@ -63,7 +63,8 @@ export function attentionRow(model, run, layer, head, query, out) {
   return [first, end - first];
 }
 
-function scoreBias(config, head, query, key) {
+/** Returns the position bias of a score, with ALiBi or relative positions. */
+export function scoreBias(config, head, query, key) {
   if (config.slopes) return -config.slopes[head] * Math.abs(query - key);
   if (!config.relative) return 0;
   const { distance, bias } = config.relative;

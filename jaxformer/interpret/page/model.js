@@ -109,7 +109,7 @@ function embedRows(model, run, from) {
   run.states[0].set(normalizeRows(run.states[0], from, num, model.embedding_norm, config), from * dim);
 }
 
-function positionFeature(model, row, i) {
+export function positionFeature(model, row, i) {
   const { positions, position_offset, embed_dim } = model.config;
   if (positions === "learned") {
     return model.embedding.positions[(row + position_offset) * embed_dim + i];
@@ -161,7 +161,7 @@ function* rowChunks(from, length) {
   }
 }
 
-function normBefore(model, index, name, x, first, num) {
+export function normBefore(model, index, name, x, first, num) {
   const { config } = model;
   const dim = config.embed_dim;
   const isBefore = config.norm_position === "pre" || config.norm_position === "sandwich";
@@ -171,7 +171,7 @@ function normBefore(model, index, name, x, first, num) {
 }
 
 /** Adds rows of a sub-layer's output y to rows of x, with the norms of the config. */
-function addResidual(model, weights, name, x, y, first, num, xFirst = first) {
+export function addResidual(model, weights, name, x, y, first, num, xFirst = first) {
   const { config } = model;
   const dim = config.embed_dim;
   let sum = y.slice(first * dim, (first + num) * dim);
@@ -187,15 +187,21 @@ function addResidual(model, weights, name, x, y, first, num, xFirst = first) {
 }
 
 function feedForward(config, weights, x, num) {
+  const y = linear(hiddenFeatures(config, weights, x, num), 0, num, weights.down);
+  return config.output_activation ? y.map(activationOf(config)) : y;
+}
+
+const activationOf = ({ activation }) => GATED_ACTIVATIONS[activation] ?? PLAIN_ACTIVATIONS[activation];
+
+/** Returns the features between the two projections of a feed-forward layer. */
+export function hiddenFeatures(config, weights, x, num) {
   const hidden = linear(x, 0, num, weights.up);
-  const gate = GATED_ACTIVATIONS[config.activation];
-  const activation = gate ?? PLAIN_ACTIVATIONS[config.activation];
-  const gates = gate ? linear(x, 0, num, weights.gate) : null;
+  const activation = activationOf(config);
+  const gates = config.activation in GATED_ACTIVATIONS ? linear(x, 0, num, weights.gate) : null;
   for (let i = 0; i < hidden.length; i++) {
     hidden[i] = gates ? activation(gates[i]) * hidden[i] : activation(hidden[i]);
   }
-  const y = linear(hidden, 0, num, weights.down);
-  return config.output_activation ? y.map(activation) : y;
+  return hidden;
 }
 
 /** Computes the logits if the model continued with its final norm after the state `index`. */
@@ -205,10 +211,15 @@ export function stateLogits(model, run, index, position) {
   if (model.final_norm) x = normalizeRows(x, 0, 1, model.final_norm, config);
   if (config.output_scale !== null) x = x.map((value) => value * config.output_scale);
   const bias = model.head?.bias;
-  const logits = model.head?.kernel
-    ? linear(x, 0, 1, { kernel: model.head.kernel, inputs: x.length, outputs: config.vocab_size })
-    : tableProducts(model.embedding.tokens, x, config.embed_dim);
-  return logits.map((y, i) => softCap(bias ? y + bias[i] : y, config.logits_softcap));
+  return headProducts(model, x).map((y, i) => softCap(bias ? y + bias[i] : y, config.logits_softcap));
+}
+
+/** Returns the products of a vector with the output vectors of all tokens. */
+export function headProducts(model, x) {
+  const { config, head, embedding } = model;
+  return head?.kernel
+    ? linear(x, 0, 1, { kernel: head.kernel, inputs: x.length, outputs: config.vocab_size })
+    : tableProducts(embedding.tokens, x, config.embed_dim);
 }
 
 /** Returns the logits of a position, computed once for each run. */

@@ -32,6 +32,7 @@ from jaxformer.interpret.page_data import (
     final_logits,
     repeated_atlas,
 )
+from jaxformer.interpret.page_drawing import drawing_data
 from jaxformer.interpret.page_file import pack, page_html, unpack
 from jaxformer.interpret.page_weights import (
     live_reason,
@@ -141,6 +142,7 @@ def explain(
         "tokens": inputs.tokens,
         "source": inputs.source,
         "dependency": dependency_data(model, variables, inputs),
+        "drawing": drawing_data(model, variables),
     }
     if reason:
         data["config"] = _sizes(model.config)

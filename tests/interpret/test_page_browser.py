@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-VIEWS = ("attention", "lens", "norm", "dependency", "decoding", "heads")
+VIEWS = ("model", "attention", "inside", "lens", "norm", "dependency", "decoding", "heads")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,7 @@ def opened(browser, tmp_path, monkeypatch):
         tab.on("request", lambda request: request.url == own or faults.append(request.url))
         tab.goto(own)
         wait(tab)
+        tab.click("#tab-attention")
         return tab
 
     yield open_page
@@ -220,6 +221,7 @@ def test_every_control_of_explain_page_works_with_the_keyboard(opened):
     tab = opened(explain(model, variables, TEXT, tokenizer()))
     press, read = tab.keyboard.press, tab.evaluate
     tab.focus("#tab-attention")
+    press("Home")
     for view in VIEWS[1:]:
         press("ArrowRight")
         assert tab.locator(f"#view-{view}").is_visible()
@@ -232,6 +234,7 @@ def test_every_control_of_explain_page_works_with_the_keyboard(opened):
         )
         assert unnamed == 0
     press("Home")
+    press("ArrowRight")
     # A token: arrow keys move the selection.
     tab.focus("[role=listbox]")
     press("Home")
@@ -268,7 +271,7 @@ def test_every_control_of_explain_page_works_with_the_keyboard(opened):
     assert read("jaxformerPage.store.name(jaxformerPage.store.tokens[1])") == "z"
     # Decoding.
     tab.focus("#tab-attention")
-    for _ in range(4):
+    for _ in range(VIEWS.index("decoding") - VIEWS.index("attention")):
         press("ArrowRight")
     before = read("jaxformerPage.store.tokens.length")
     press("Tab")
@@ -361,7 +364,8 @@ def test_hidden_tabs_of_explain_page_stop_computing_if_the_text_changes(opened):
         "(() => { const { store, tabs } = jaxformerPage, { lens } = store.values;"
         " globalThis.beyond = 0; store.values.lens = (state, position) => {"
         " beyond += position >= store.tokens.length; return lens(state, position); };"
-        " tabs.choose(tabs.views[1]); tabs.choose(tabs.views[3]); store.setTokens([1, 2]); })()"
+        " for (const id of ['lens', 'dependency']) tabs.choose(tabs.views.find((x) => x.id === id));"
+        " store.setTokens([1, 2]); })()"
     )
     wait(tab)
     time.sleep(0.5)
@@ -443,7 +447,7 @@ def test_two_explain_pages_in_one_notebook_are_independent(opened, browser):
         wait(frame)
     assert [frame.locator("h1").inner_text() for frame in (first, second)] == ["first", "second"]
     first.click("#tab-norm")
-    assert second.locator("#view-attention").is_visible()
+    assert second.locator("#view-model").is_visible()
     assert second.locator("#view-norm").is_hidden() and first.locator("#view-norm").is_visible()
     assert first.evaluate("jaxformerPage.logits(2)") != second.evaluate("jaxformerPage.logits(2)")
     assert html.unescape("&lt;") == "<" and faults == []
@@ -476,7 +480,7 @@ def test_explain_page_of_captured_values_displays_the_values(kind, opened, monke
     if kind == "recurrent":
         assert "no attention heads" in tab.locator("#view-attention").inner_text()
     has_parts = kind == "encoder-decoder"
-    for view in VIEWS if has_parts else VIEWS[:-1]:
+    for view in [x for x in VIEWS if x != "inside"][: None if has_parts else -1]:
         tab.click(f"#tab-{view}")
     if has_parts:
         assert "All parts together" in tab.locator("#view-heads").inner_text()
@@ -492,8 +496,8 @@ INTERACTIONS = {
     "mean of the heads": "store.select({ layer: 1, head: 'mean' })",
     "strength of a head": "store.setStrength(1, 3, 0.5)",
     "replace a token": "store.setTokens(store.tokens.with(400, 7), 400)",
-    "open layers": "tabs.choose(tabs.views[1])",
-    "open decoding": "tabs.choose(tabs.views[4])",
+    "open layers": "tabs.choose(tabs.views.find((x) => x.id === 'lens'))",
+    "open decoding": "tabs.choose(tabs.views.find((x) => x.id === 'decoding'))",
 }
 
 

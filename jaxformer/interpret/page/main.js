@@ -6,21 +6,26 @@ import { decodingView } from "./decoding_view.js";
 import { dependencyView } from "./dependency_view.js";
 import { button, el, note } from "./dom.js";
 import { headsView } from "./heads_view.js";
+import { insideView } from "./inside_view.js";
 import { lensView } from "./lens_view.js";
+import { modelView } from "./model_view.js";
+import { createNavigation } from "./navigation.js";
 import { normView } from "./norm_view.js";
 import { createStore } from "./store.js";
 import { textPanel } from "./text_panel.js";
+import { createTour } from "./tour.js";
 
 async function startPage() {
   const data = await unpackAll(JSON.parse(document.getElementById("data").textContent));
   const store = createStore(data);
   const panel = textPanel(store);
   const views = [
-    attentionView(store, panel), lensView(store), normView(store), dependencyView(store),
-    decodingView(store), headsView(store),
+    modelView(store), attentionView(store, panel), insideView(store), lensView(store), normView(store),
+    dependencyView(store), decodingView(store), headsView(store),
   ].filter(Boolean);
   const status = el("span", { class: "status", role: "status" });
   const tabs = tabList(store, panel, views);
+  store.navigation = createNavigation(tabs);
   document.body.append(
     pageHead(data, status),
     el("main", {}, [panel.element, tabs.element, ...views.map((view) => view.panel)]),
@@ -30,6 +35,8 @@ async function startPage() {
     if (what === "values" || what === "selection") panel.update(what);
     if (what === "selection" || what === "values" || what === "strengths" || what === "view") tabs.show(what);
   });
+  store.tour = createTour(store);
+  document.querySelector(".head-row .theme").before(store.tour.button);
   expose(store, tabs);
   if (store.values.live) store.setTokens(data.tokens);
   else store.notify("values");

@@ -1,4 +1,4 @@
-"""Data of the drawing of a model: facts of its config, and the number of parameters of each part."""
+"""Data of the drawing of a model: facts of its config, and parameter counts of its parts."""
 
 from collections import Counter
 from collections.abc import Mapping

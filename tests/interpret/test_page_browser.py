@@ -364,7 +364,8 @@ def test_hidden_tabs_of_explain_page_stop_computing_if_the_text_changes(opened):
         "(() => { const { store, tabs } = jaxformerPage, { lens } = store.values;"
         " globalThis.beyond = 0; store.values.lens = (state, position) => {"
         " beyond += position >= store.tokens.length; return lens(state, position); };"
-        " for (const id of ['lens', 'dependency']) tabs.choose(tabs.views.find((x) => x.id === id));"
+        " for (const id of ['lens', 'dependency'])"
+        " tabs.choose(tabs.views.find((x) => x.id === id));"
         " store.setTokens([1, 2]); })()"
     )
     wait(tab)

@@ -9,7 +9,7 @@ const CENTER = BOX_LEFT + BOX_WIDE / 2, BYPASS = 34, ENCODED = WIDE - 30;
  * Returns {element, boxes}: the picture, and [{box, node}] of the parts.
  *
  * `open(box)` is called if a part is chosen, and `show(box)` if the pointer or the focus is on one.
- * `targetOf(box)` returns the name of what it opens; a part without a target is no button.
+ * `targetOf(box)` returns the name of what it opens.
  * `stateText(state)` returns the text at the arrow after a state, or null.
  */
 export function modelDrawing(rows, { label, targetOf, open, show, stateText }) {
@@ -104,7 +104,6 @@ function drawSum(pen) {
 }
 
 function partNode(box, x, y, wide, { targetOf, open, show }) {
-  const target = targetOf(box);
   const count = box.parameters ? box.parameters.toLocaleString("en") : "";
   const isNarrow = wide < BOX_WIDE;
   const texts = [
@@ -112,13 +111,12 @@ function partNode(box, x, y, wide, { targetOf, open, show }) {
     svg("text", { class: "part-sub", x: x + 10, y: y + 40, text: clipped(isNarrow && count ? `${count} parameters` : box.sub, isNarrow ? 18 : 38) }),
     count && !isNarrow ? svg("text", { class: "part-count", x: x + wide - 10, y: y + 21, "text-anchor": "end", text: count }) : null,
   ];
-  const said = [box.title, box.sub, count ? `${count} parameters` : "no parameters", target ? `Opens ${target}` : ""].filter(Boolean).join(". ");
+  const said = [box.title, box.sub, count ? `${count} parameters` : "no parameters", `Opens ${targetOf(box)}`].filter(Boolean).join(". ");
   const node = svg("g", {
-    class: target ? "part" : "part still", "data-part": box.part, "data-id": box.id, "data-parameters": box.parameters,
-    role: target ? "button" : "img", tabindex: target ? 0 : null, "aria-label": `${said}.`,
+    class: "part", "data-part": box.part, "data-id": box.id, "data-parameters": box.parameters,
+    role: "button", tabindex: 0, "aria-label": `${said}.`,
   }, [svg("title", { text: `${said}.` }), svg("rect", { class: "part-box", x, y, width: wide, height: BOX_HIGH, rx: 7 }), ...texts]);
   for (const event of ["pointerenter", "focus"]) node.addEventListener(event, () => show(box));
-  if (!target) return node;
   node.addEventListener("click", () => open(box));
   node.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;

@@ -162,3 +162,15 @@ export function positionSteps(model, layer, head, position) {
     ({ distance, bias: scoreBias(config, head, position, position - distance) }));
   return { kind: "relative", biases };
 }
+
+/** Returns all numbers of a layer, a head and a position, for scripts and tests. */
+export function insideNumbers({ values: { model, run } }, layer, head, position) {
+  return {
+    attention: attentionSteps(model, run, layer, head, position),
+    added: headAddition(model, run, layer, head, position),
+    mlp: mlpSteps(model, run, layer, position),
+    lengths: streamLengths(model, run, position),
+    positions: positionSteps(model, layer, head, position),
+    featureTokens: (feature, sign, num) => featureTokens(model, layer, feature, sign, num),
+  };
+}

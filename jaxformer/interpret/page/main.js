@@ -6,6 +6,7 @@ import { decodingView } from "./decoding_view.js";
 import { dependencyView } from "./dependency_view.js";
 import { button, el, note } from "./dom.js";
 import { headsView } from "./heads_view.js";
+import { insideNumbers } from "./inside_values.js";
 import { insideView } from "./inside_view.js";
 import { lensView } from "./lens_view.js";
 import { modelView } from "./model_view.js";
@@ -112,6 +113,7 @@ function expose(store, tabs) {
     tabs,
     logits: (position) => Array.from(values.logits(position)),
     attention: (kind, layer, head) => values.attention(kind, layer, head),
+    inside: (layer, head, position) => insideNumbers(store, layer, head, position),
   };
   if (!values.live) return;
   let isFirst = true;

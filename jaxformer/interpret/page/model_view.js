@@ -19,19 +19,19 @@ export function modelView(store) {
   view.element = el("div", { class: "columns drawing-columns" }, [
     card("The model", [note(`${total} Select a part to open the tab that shows it.`), picture], { id: "model-drawing" }),
     el("div", { class: "stack beside" }, [
-      card("About the parts", [about, note("Point at a part of the drawing, or move to it with the Tab key.")]),
+      card("About the parts", [about, note("Point at a part of the drawing, or move to it with the Tab key.")], { id: "part-about" }),
       path?.element ?? null,
     ]),
   ]);
   const show = (box) => { view.part = box.id; about.replaceChildren(partAbout(box, drawing.total)); };
   const targetOf = (box) => (box.layer !== undefined
     ? `layer ${box.layer} in this drawing`
-    : box.opens.map(store.navigation.title).find(Boolean) ?? null);
+    : box.opens.map(store.navigation.title).find(Boolean) ?? "the explanation of this part");
 
   function open(box) {
     if (box.layer !== undefined) return openLayer(box.layer);
     const target = box.opens.find((one) => store.navigation.title(one));
-    store.navigation.open(target);
+    store.navigation.open(target ?? ["model", "#part-about"]);
   }
   function openLayer(layer) {
     view.layer = layer;

@@ -181,6 +181,7 @@ def test_masked_keys_are_shown_with_the_reason(open_tab):
     assert "No key is masked" in mask.inner_text()
 
 
+@pytest.mark.slow
 def test_steps_are_shown_one_by_one_on_a_narrow_screen_and_together_on_a_wide_one(open_tab):
     page = explain(*model_of(), TEXT, tokenizer())
     for width, visible in ((390, 1), (1440, 6)):

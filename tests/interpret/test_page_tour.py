@@ -1,6 +1,7 @@
 """The guided tour of the page: its targets, its numbers, and the keyboard."""
 
 import re
+from functools import cache
 
 import jax
 import numpy as np
@@ -29,6 +30,7 @@ def open_tab():
         yield opened
 
 
+@cache
 def page_of(kind):
     if kind in OPTIONS:
         return explain(*model_of(**OPTIONS[kind]), TEXT, tokenizer())

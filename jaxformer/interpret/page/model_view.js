@@ -29,15 +29,16 @@ export function modelView(store) {
     : box.opens.map(store.navigation.title).find(Boolean) ?? "the explanation of this part");
 
   function open(box) {
-    if (box.layer !== undefined) return openLayer(box.layer);
+    if (box.layer !== undefined) return openLayer(box);
     const target = box.opens.find((one) => store.navigation.title(one));
     store.navigation.open(target ?? ["model", "#part-about"]);
   }
-  function openLayer(layer) {
+  function openLayer({ layer, id }) {
     view.layer = layer;
     if (runsDecoder(store)) store.select({ layer });
     else draw();
-    picture.querySelector(".part[data-part=layers]")?.focus({ preventScroll: true });
+    const side = id.startsWith("encoder.") ? "encoder.layers" : "layers";
+    picture.querySelector(`.part[data-id^="${side}"]`)?.focus({ preventScroll: true });
   }
   function draw() {
     const rows = drawingRows(drawing, view.layer, selectedToken(store));

@@ -13,7 +13,7 @@ const CENTER = BOX_LEFT + BOX_WIDE / 2, BYPASS = 34, ENCODED = WIDE - 30;
  * `stateText(state)` returns the text at the arrow after a state, or null.
  */
 export function modelDrawing(rows, { label, targetOf, open, show, stateText }) {
-  const pen = { y: 6, lines: [], boxes: [], above: null, branch: null, frame: null, encoded: null };
+  const pen = { y: 6, lines: [], boxes: [], above: null, ends: [CENTER], branch: null, frame: null, encoded: null };
   const actions = { targetOf, open, show };
   for (const row of rows) drawRow(pen, row, actions, stateText);
   const frames = pen.lines.filter((node) => node.classList.contains("layer-frame"));
@@ -52,14 +52,24 @@ function drawBoxes(pen, boxes, actions) {
   const wide = (BOX_WIDE - PAIR_GAP * (boxes.length - 1)) / boxes.length;
   const from = pen.above;
   pen.y = from === null ? pen.y : Math.max(pen.y, from + GAP);
+  const lefts = boxes.map((_, i) => BOX_LEFT + i * (wide + PAIR_GAP));
+  if (from !== null) flowDown(pen, pen.ends, lefts.map((x) => x + wide / 2), from);
   boxes.forEach((box, i) => {
-    const x = BOX_LEFT + i * (wide + PAIR_GAP);
-    if (from !== null) pen.lines.push(flow(`M ${boxes.length > 1 ? x + wide / 2 : CENTER} ${from} V ${pen.y - 1}`));
+    const x = lefts[i];
     pen.boxes.push({ box, node: partNode(box, x, pen.y, wide, actions) });
     if (box.part === "cross_attention" && pen.encoded !== null) encodedArrow(pen);
   });
   pen.y += BOX_HIGH;
   pen.above = pen.y;
+  pen.ends = lefts.map((x) => x + wide / 2);
+}
+
+/** Draws arrows from the columns `ends` at the height `from` to the columns `starts` at `pen.y`. */
+function flowDown(pen, ends, starts, from) {
+  const bend = starts.length > ends.length ? pen.y - 10 : from + 6;
+  if (ends.length === starts.length) pen.lines.push(...starts.map((x) => flow(`M ${x} ${from} V ${pen.y - 1}`)));
+  else if (ends.length > 1) pen.lines.push(...ends.map((x) => flow(`M ${x} ${from} V ${bend} H ${CENTER}`, "flow", false)), flow(`M ${CENTER} ${bend} V ${pen.y - 1}`));
+  else pen.lines.push(flow(`M ${CENTER} ${from} V ${bend}`, "flow", false), ...starts.map((x) => flow(`M ${CENTER} ${bend} H ${x} V ${pen.y - 1}`)));
 }
 
 function encodedArrow(pen) {
@@ -93,8 +103,10 @@ function closeFrame(pen) {
 /** Draws the sum of a sub-layer's output and of the state before it, which passes on the left. */
 function drawSum(pen) {
   const from = pen.above, y = from + 22;
+  pen.y = y - 8;
+  flowDown(pen, pen.ends, [CENTER], from);
+  pen.ends = [CENTER];
   pen.lines.push(
-    flow(`M ${CENTER} ${from} V ${y - 9}`),
     flow(`M ${CENTER} ${pen.branch} H ${BYPASS} V ${y} H ${CENTER - 9}`, "flow bypass"),
     svg("circle", { class: "sum", cx: CENTER, cy: y, r: 8 }),
     svg("path", { class: "sum-sign", d: `M ${CENTER - 4} ${y} h 8 M ${CENTER} ${y - 4} v 8` }),
@@ -107,8 +119,8 @@ function partNode(box, x, y, wide, { targetOf, open, show }) {
   const count = box.parameters ? box.parameters.toLocaleString("en") : "";
   const isNarrow = wide < BOX_WIDE;
   const texts = [
-    svg("text", { class: "part-title", x: x + 10, y: y + 21, text: clipped(box.title, isNarrow ? 13 : count ? 22 : 30) }),
-    svg("text", { class: "part-sub", x: x + 10, y: y + 40, text: clipped(isNarrow && count ? `${count} parameters` : box.sub, isNarrow ? 18 : 38) }),
+    svg("text", { class: "part-title", x: x + 10, y: y + 21, text: clipped(isNarrow ? box.short ?? box.title : box.title, isNarrow ? 13 : count ? 22 : 30) }),
+    svg("text", { class: "part-sub", x: x + 10, y: y + 40, text: isNarrow ? count : clipped(box.sub, 38) }),
     count && !isNarrow ? svg("text", { class: "part-count", x: x + wide - 10, y: y + 21, "text-anchor": "end", text: count }) : null,
   ];
   const said = [box.title, box.sub, count ? `${count} parameters` : "no parameters", `Opens ${targetOf(box)}`].filter(Boolean).join(". ");

@@ -43,8 +43,10 @@ function sideRows({ facts, side, prefix, layer, token }) {
   rows.push({ kind: "open", prefix, text: `Layer ${opened}, one of ${layers.length}` });
   rows.push(...layerRows({ facts, parts: layers[opened], layer: opened, prefix }), { kind: "close" });
   const isLast = opened === layers.length - 1;
-  rows.push({ kind: "state", state: opened + 1, prefix });
-  if (!isLast) rows.push(stackRow(layers, opened + 1, layers.length, prefix), { kind: "state", state: layers.length, prefix });
+  const ends = AFTER_LAYERS.some((name) => name in outside) || token;
+  if (!isLast || ends) rows.push({ kind: "state", state: opened + 1, prefix });
+  if (!isLast) rows.push(stackRow(layers, opened + 1, layers.length, prefix));
+  if (!isLast && ends) rows.push({ kind: "state", state: layers.length, prefix });
   rows.push(...AFTER_LAYERS.filter((name) => name in outside && name !== "head").map((name) => one(name, outside[name])));
   if (token) rows.push(one("head", outside.head ?? 0));
   const drawn = [...BEFORE_LAYERS, ...AFTER_LAYERS];
@@ -96,12 +98,14 @@ const predictionBox = (facts, { best, share }) => ({
 
 function stackRow(layers, first, end, prefix) {
   const size = layers.slice(first, end).reduce((sum, parts) => sum + sumOfParts(parts), 0);
-  const num = end - first;
+  const num = end - first, opened = first === 0 ? end : first - 1;
+  const isAlike = layers.slice(first, end).every((parts) => JSON.stringify(parts) === JSON.stringify(layers[opened]));
+  const how = isAlike ? `built like layer ${opened}` : `with other parts than layer ${opened}`;
   const box = {
     id: `${prefix}layers.${first}`, part: "layers", parameters: size, opens: [], layer: first === 0 ? end - 1 : first,
     title: num === 1 ? `Layer ${first}` : `Layers ${first} to ${end - 1}`,
-    sub: num === 1 ? "built like the open layer" : `${num} layers, built like the open one`,
-    about: "Each layer has the same parts with its own weights. Select these layers to open the next of them.",
+    sub: num === 1 ? how : `${num} layers, ${how}`,
+    about: `Each layer has its own weights. Select this part to open layer ${first === 0 ? end - 1 : first}.`,
   };
   return { kind: "stack", box, layers: num };
 }

@@ -60,15 +60,15 @@ const crossText = (facts) => ({
 });
 
 const mlpText = ({ embed_dim: width, mlp_dim: hidden, activation = "", num_experts: experts, experts_per_token: chosen }) => ({
-  title: "Feed-forward (MLP)",
+  title: "Feed-forward (MLP)", short: "MLP",
   sub: experts ? `${plural(experts, "expert")}, ${chosen} for each token` : `${width} → ${countText(hidden)} → ${width}, ${activation.replaceAll("_", " ")}`,
   about: "This part works on each token alone: a linear map to hidden features, an activation, and a linear map back.",
 });
 
 const cellText = ({ cell = "rnn", hidden_dim: hidden, embed_dim: width }) => ({
-  title: `${cell.toUpperCase()} cell`, sub: `state of ${hidden ?? width} numbers, passed to the next token`,
+  title: `${cell.toUpperCase()} cell`, sub: `state of ${hidden ?? width} numbers`,
   about: cell === "lstm"
-    ? "The cell reads the tokens one after another. Three gates decide what its state forgets, takes in, and shows."
+    ? "The cell reads the tokens one after another and passes its state on to the next token. Three gates decide what its state forgets, takes in, and shows."
     : "The cell reads the tokens one after another. Its new state is a function of the token and of its last state.",
 });
 

@@ -79,6 +79,8 @@ def test_every_part_of_the_drawing_is_reached_by_tab_and_opens_what_it_names(kin
     drawn = tab.locator(".drawing .part[role=button]")
     expected = drawn.evaluate_all("(parts) => parts.map((part) => part.dataset.id)")
     assert len(expected) >= 3
+    assert drawn.evaluate_all("(parts) => parts.every((part) => part.tabIndex === 0)")
+    assert drawn.count() == tab.locator(".drawing .part").count()
     tab.focus("#tab-model")
     reached = []
     for _ in range(len(expected) + 3):

@@ -104,7 +104,9 @@ def test_tour_states_the_numbers_of_the_model(open_tab):
     assert share in texts[4]
     hidden = np.asarray(captured["feedforward.hidden"])[layer, 0, last]
     feature = np.abs(hidden).argmax()
-    assert f"in layer {layer}, number {feature} is the most active" in texts[5]
+    value = f"{hidden[feature]:.2f}".replace("-", "−")
+    said = f"in layer {layer}, number {feature} is the most active here: {value}."
+    assert said in texts[5]
     lengths = [
         np.linalg.norm(np.asarray(captured[name])[at, 0, last])
         for name, at in (("block.input", 0), ("block.output", -1))

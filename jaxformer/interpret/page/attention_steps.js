@@ -122,7 +122,7 @@ function maskStep(found) {
     config.prefix && position < config.prefix ? `The first ${config.prefix} tokens are a prefix, in which each token sees all others.` : "",
     later + outside === 0 ? "No key is masked." : "A masked score becomes −∞, so its weight is 0.",
   ].filter(Boolean).join(" ");
-  const strip = el("div", { class: "mask-strip", role: "img", "aria-label": sentences }, keys.slice(0, 200).map(({ position: j, hidden }) =>
+  const strip = el("div", { class: "mask-strip", role: "img", "aria-label": sentences }, keys.map(({ position: j, hidden }) =>
     el("span", { class: hidden ? "token masked" : j === position ? "token here" : "token", text: found.short(j), title: `${j}: ${hiddenReason(hidden, window) ?? "visible"}` })));
   return [
     formula(["sub", "s", ["i", "j"]], "=", "−∞", "\u00a0if token\u00a0", "j", "\u00a0is masked"),

@@ -87,7 +87,7 @@ function opensOf(name, prefix) {
 const textBox = (facts, { position, name, id }) => ({
   id: "text", part: "text", parameters: 0, opens: [[null, ".strips .strip"]],
   title: `Token ${position}: ‘${name}’`, sub: `number ${id} of a vocabulary of ${facts.vocab_size.toLocaleString("en")}`,
-  about: "A tokenizer cuts the text into tokens: words, parts of words, or signs. Each token has a number in the vocabulary. Select another token in the text above.",
+  about: "A tokenizer splits the text into tokens: words, parts of words, or signs. Each token has a number in the vocabulary. Select another token in the text above.",
 });
 
 const predictionBox = (facts, { best, share }) => ({

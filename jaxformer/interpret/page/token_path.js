@@ -1,4 +1,4 @@
-// The way of the selected token through the layers: its length and the best prediction after each.
+// The selected token after each layer: the length of its vector, and the best prediction from it.
 
 import { card, el, note, percent } from "./dom.js";
 import { shownNumber } from "./formula.js";
@@ -18,7 +18,7 @@ export function tokenPath(store) {
   function update() {
     const { position } = store.selection;
     const { states } = streamLengths(values.model, values.run, position);
-    title.textContent = `The way of token ${position} ‘${store.name(store.tokens[position])}’`;
+    title.textContent = `Token ${position} ‘${store.name(store.tokens[position])}’ after each layer`;
     const rows = states.map((length, state) => pathRow(state, length, states.length - 1));
     list.replaceChildren(el("table", { class: "keys path" }, [
       el("thead", {}, [el("tr", {}, ["after", "length", "best token", "probability"].map((text) => el("th", { scope: "col", text })))]),

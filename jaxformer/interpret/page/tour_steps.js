@@ -25,7 +25,7 @@ const TOUR_STEPS = [
   { id: "lens", title: "The prediction forms", target: ["lens", "#view-lens"], text: lensText },
   { id: "prediction", title: "The prediction", target: [null, ".prediction"], text: predictionText },
   { id: "change", title: "Change the model", target: ["attention", "#view-attention .strength"], text: changeText },
-  { id: "decoding", title: "Word by word", target: ["decoding", "#view-decoding"], text: decodingText },
+  { id: "decoding", title: "One token at a time", target: ["decoding", "#view-decoding"], text: decodingText },
 ];
 
 /** Returns the steps that apply to the page's model. */

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import jaxformer as jf
 from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import main
 from jaxformer.training import group, processes
+from jaxformer.training.run_folders import checkpoint_step
 from tests.cli.conftest import SETTINGS, TEXT
 
 SMALL = [*SETTINGS, "--num-layers", "1"]
@@ -76,16 +78,16 @@ def test_runs_of_a_sweep_equal_single_runs(text, capsys):
 
 @pytest.mark.slow
 def test_runs_on_several_devices_equal_runs_on_one_device(text, capsys):
-    """Three runs on two devices, one of which has a place left."""
-    words = [text, "--vary", "seed=0..2"]
-    runs, _ = swept(capsys, *words)
+    """Three runs on two devices, one of which has a place left, equal three programs of a run."""
+    words = [text, "--vary", "learning-rate=0.001,0.003,0.01"]
+    runs, _ = swept(capsys, *words, "--together", "1")
     two = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     command = [sys.executable, "-m", "jaxformer", "sweep", *words, *SMALL, "--out", "two"]
     subprocess.run(command, env=two, check=True, capture_output=True)
     for name, lines in runs.items():
         found = RunFolder(f"two/{name}").read_metrics()
         for figure in ("loss", "held_out_loss"):
-            np.testing.assert_allclose(losses(found, figure), losses(lines, figure), rtol=2e-3)
+            np.testing.assert_allclose(losses(found, figure), losses(lines, figure), rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -103,7 +105,9 @@ def test_an_interrupted_sweep_continues_and_ends_with_the_same_losses(text, caps
     for _ in range(2):
         assert main(["sweep", *words, *SMALL, "--out", "S"]) == 130
         error = capsys.readouterr().err
-        assert "which is saved" in error and "repeat the command with --out S" in error
+        step = int(re.search(r"stopped at step (\d+), which is saved", error)[1])
+        saved = [checkpoint_step(RunFolder(path)) for path in Path("S").glob("*_norm-*")]
+        assert saved.count(step) == 2 and "repeat the command with --out S" in error
     found, results = swept(capsys, *words)
     assert found.keys() == whole.keys() and all(x["runs"] == 2 for x in results)
     for name, lines in found.items():

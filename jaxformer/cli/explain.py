@@ -1,14 +1,15 @@
 """`jaxformer explain RUN TEXT -o page.html`: writes a page about a model and a text."""
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from jaxformer.artifacts.files import next_free
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.checkpoints import DecodingArguments, load_model, report_special
 from jaxformer.cli.flags import OutFile, check_out, positional
-from jaxformer.models.config.needs import Needs, is_one_of
+from jaxformer.models.config.needs import Needs, Spelling, is_one_of
 from jaxformer.terminal import say
 
 
@@ -31,6 +32,10 @@ class ExplainArguments(DecodingArguments):
     target: str | None = None
     """for models that translate, the text of the decoder; default: the model's own translation"""
 
+    compare: Annotated[str | None, Spelling(placeholder="RUN2")] = None
+    """a second model, to compare with on the same text in an additional tab; it must have the same
+    tokenizer"""
+
     def __post_init__(self) -> None:
         """Checks the fields."""
         if not self.text:
@@ -41,8 +46,9 @@ class ExplainArguments(DecodingArguments):
 def main(argv: list[str]) -> int:
     """Loads the model, computes the page and writes it."""
     arguments = parse(ExplainArguments, "explain", argv)
-    with load_model(arguments) as (model, variables, tokenizer):
+    with load_model(arguments) as (model, variables, tokenizer), _second(arguments) as second:
         from jaxformer.interpret import explain
+        from jaxformer.interpret.page_compare import Compared
 
         if tokenizer is None:
             raise ValueError(
@@ -55,8 +61,9 @@ def main(argv: list[str]) -> int:
                 "because it changes only how the translation is generated"
             )
         report_special(tokenizer, "the text", [arguments.text, "\n", arguments.target or ""])
-        title = Path(arguments.run).name or arguments.run
-        options = {"target": arguments.target, "title": title}
+        options = {"target": arguments.target, "title": _title(arguments.run)}
+        if arguments.compare is not None:
+            options["compare"] = Compared(second, _title(arguments.compare))
         page = explain(model, variables, arguments.text, tokenizer, **options)
     path = page.write(arguments.out or next_free(Path(), "page", ".html"))
     say(f"{path}: {page.num_bytes / 1e6:.1f} MB, {page.num_tokens} tokens; open it in a browser")
@@ -65,3 +72,16 @@ def main(argv: list[str]) -> int:
     else:
         say(f"captured: the page shows values that JAX computed, because {page.reason}")
     return 0
+
+
+def _second(arguments: ExplainArguments) -> Any:
+    """Returns a context manager that loads the model of --compare; None without --compare."""
+    if arguments.compare is None:
+        return nullcontext()
+    # The second model does not generate text, so its generation options have no effect.
+    return load_model(replace(arguments, run=arguments.compare, ignore_generation_config=()))
+
+
+def _title(run: str) -> str:
+    """Returns the name of a model on the page."""
+    return Path(run).name or run

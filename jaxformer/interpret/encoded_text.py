@@ -78,6 +78,15 @@ def encode_text(
     return EncodedText(tokens, source)
 
 
+def check_tokens(model: LanguageModel, text: EncodedText) -> None:
+    """Raises ValueError if the model or a page cannot process an encoded text."""
+    config = model.config
+    _check("text", text.tokens, config.max_length, config.vocab_size)
+    if text.source is not None:
+        check_reads_text(config)
+        _check("source", text.source, config.longest_source, config.num_source_ids)
+
+
 # Symbols for invisible characters. A text is ambiguous as a label if it is empty, contains one of
 # these symbols or ends like a token id.
 _SIGNS = str.maketrans({" ": "·", "\n": "⏎", "\t": "→"})

@@ -18,12 +18,14 @@ import jax
 import numpy as np
 
 from jaxformer.artifacts.files import write_whole
+from jaxformer.artifacts.saved import Checkpoint
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional.linear.affine import dense_all
 from jaxformer.functional.trees import Weights, stack_trees
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
 from jaxformer.interpret.layers import layers_with, transformer_config
+from jaxformer.interpret.page_compare import Compared, check_comparable, compare_data, shown_ids
 from jaxformer.interpret.page_data import (
     atlas_data,
     attribution_data,
@@ -84,8 +86,8 @@ class Page:
         names.
         """
         return (
-            '<iframe sandbox="allow-scripts" title="jaxformer page" width="100%" height="820" '
-            f'style="border:0" srcdoc="{html.escape(self.html)}"></iframe>'
+            '<iframe sandbox="allow-scripts allow-downloads" title="jaxformer page" width="100%" '
+            f'height="820" style="border:0" srcdoc="{html.escape(self.html)}"></iframe>'
         )
 
 
@@ -98,6 +100,7 @@ def explain(
     target: str | Sequence[int] | None = None,
     title: str = "",
     atlas: HeadAtlas | None = None,
+    compare: Checkpoint | Compared | None = None,
 ) -> Page:
     """Creates an interactive page about a model and a text.
 
@@ -115,13 +118,15 @@ def explain(
             class.
         atlas: The result of `head_atlas` to show. If None, a page that runs the model shows a head
             atlas that was measured on repeated random tokens.
+        compare: A second model, as `jaxformer.load` returns it, to compare with on the same text in
+            an additional tab. The two models must share the tokenizer.
 
     Returns:
         The page.
 
     Raises:
-        ValueError: A text is empty, too long or passed without a tokenizer, or the variables
-            do not fit the model.
+        ValueError: A text is empty, too long or passed without a tokenizer, the variables do not
+            fit the model, or the second model cannot be compared with the first.
     """
     if "params" not in variables:
         raise ValueError(
@@ -129,6 +134,10 @@ def explain(
         )
     inputs = encode_text(model, variables, text, tokenizer, target)
     model.check(variables)
+    if compare is not None:
+        compare = compare if isinstance(compare, Compared) else Compared(compare)
+        check_comparable(model, tokenizer, compare.checkpoint, inputs)
+        compare.checkpoint.model.check(compare.checkpoint.variables)
     # The page stores dense arrays only, without LoRA updates or integer kernels.
     variables = {"params": dense_all(variables["params"])}
     reason = live_reason(model, variables)
@@ -149,6 +158,8 @@ def explain(
         data |= _captured(model, variables, inputs)
     else:
         data |= _live(model, variables["params"], inputs)
+    if compare is not None:
+        data["compare"] = compare_data(model, variables, data["title"], compare, inputs)
     data["names"] = _names(data, tokenizer, model.config.vocab_size)
     if atlas is not None:
         data["atlas"] = atlas_data(atlas, "text")
@@ -199,7 +210,7 @@ def _facts(model: LanguageModel, variables: Weights) -> list[list[str]]:
 def _sizes(config: ModelConfig) -> dict[str, Any]:
     """Returns the config fields that a page without the model's weights needs."""
     names = """vocab_size max_length num_layers num_heads num_kv_heads head_dim embed_dim norm
-        norm_position norm_epsilon bidirectional"""
+        norm_position norm_epsilon bidirectional cell"""
     return {name: getattr(config, name) for name in names.split() if hasattr(config, name)}
 
 
@@ -226,5 +237,7 @@ def _names(data: dict, tokenizer: Tokenizer | None, vocab_size: int) -> Any:
     for part in ("logits", "lens"):
         if part in data["captured"]:
             shown |= set(np.unique(unpack(data["captured"][part]["ids"])).tolist())
+    if "compare" in data:
+        shown |= shown_ids(data["compare"])
     ids = sorted(shown)
     return dict(zip(map(str, ids), token_names(tokenizer, ids), strict=True))

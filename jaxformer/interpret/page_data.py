@@ -1,5 +1,6 @@
 """Data of a page: the dependency matrix, the head atlas, and values computed by JAX for a text."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jaxformer.interpret.encoded_text import EncodedText
 from jaxformer.interpret.layers import layers_with
 from jaxformer.interpret.lens import prediction
 from jaxformer.interpret.page_file import pack, pack_attention_weights
+from jaxformer.interpret.page_masks import masked_keys
 from jaxformer.interpret.texts import repeated_batch
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.verify import rules
@@ -56,15 +58,9 @@ def captured_data(
     if len(set(model.architecture.stack.dims)) == 1:
         wanted += ["block.input", "block.output", "attention.output"]
     names = [name for name in wanted if name in model.hook_points]
-    tokens, source = inputs.as_batch()
-    passed = inspect(model, variables, tokens, source=source, capture=names)
-    captured = {name: x[:, 0] for name, x in passed.captured.items()}
+    passed, captured = run_captured(model, variables, inputs, names)
     data = {
-        "attention": [
-            _attention(captured[name], layers_with(model, name), *about)
-            for name, about in _ATTENTION.items()
-            if name in captured
-        ],
+        "attention": attention_data(model, captured, len(inputs.tokens)),
         "logits": _largest_logits(passed.logits[0]),
     }
     if "block.output" in captured:
@@ -72,6 +68,51 @@ def captured_data(
         data["lens"] = _lens(model, variables, stream)
         data["vectors"] = _vectors(captured, np.asarray(stream, np.float32))
     return data
+
+
+def run_captured(
+    model: LanguageModel,
+    variables: Variables,
+    inputs: EncodedText,
+    names: Iterable[str] | None = None,
+) -> tuple[Any, dict[str, Array]]:
+    """Runs the model on a text.
+
+    Args:
+        model: The model.
+        variables: The model's variables.
+        inputs: The encoded text.
+        names: The hook points to capture; the attention weights if None.
+
+    Returns:
+        The result of `inspect`, and the captured arrays without their batch axis.
+    """
+    if names is None:
+        names = [name for name in _ATTENTION if name in model.hook_points]
+    tokens, source = inputs.as_batch()
+    passed = inspect(model, variables, tokens, source=source, capture=list(names))
+    return passed, {name: x[:, 0] for name, x in passed.captured.items()}
+
+
+def attention_data(
+    model: LanguageModel, captured: dict[str, Array], length: int
+) -> list[dict[str, Any]]:
+    """Returns the attention weights of each kind of attention, and the keys that are masked.
+
+    Args:
+        model: The model.
+        captured: The arrays of `run_captured`.
+        length: The number of tokens, without the source.
+    """
+    entries = []
+    for name, about in _ATTENTION.items():
+        if name in captured:
+            layers = layers_with(model, name)
+            entries.append(_attention(captured[name], layers, *about))
+            # The other kinds of attention mask no key.
+            if name == "attention.weights":
+                entries[-1]["masks"] = masked_keys(model, layers, length)
+    return entries
 
 
 def _attention(

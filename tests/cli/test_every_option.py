@@ -51,7 +51,7 @@ ACTS = {
     "evaluate": "--mesh --source --json --parse-special",
     "sweep": "--vary --list --out --together --json",
     "compare": "-o --json",
-    "explain": "--mesh -o --target --parse-special",
+    "explain": "--mesh -o --target --compare --parse-special",
     "import": "",
     "export": "--format --model-type",
     "doctor": "--preset --json",

@@ -19,7 +19,7 @@ CASES = 12
 
 def run(cases):
     """Returns [scale, pooled values] of each case: (rows, columns, values, height, width)."""
-    source = re.sub(r"^import .*$", "", asset("heatmap.js"), flags=re.MULTILINE)
+    source = re.sub(r"^import .*$", "", asset("heat_cells.js"), flags=re.MULTILINE)
     source += f"""
     const found = {json.dumps(cases)}.map(([rows, columns, values, height, width]) => {{
       const matrix = {{ rows, columns, values: Float32Array.from(values) }};

@@ -111,7 +111,7 @@ def test_explain_page_escapes_html_in_its_data():
     assert not set(embedded) & set("<>&\x1b") and "<img" not in page.html
     assert data_of(page)["title"] == HOSTILE
     framed = page._repr_html_()
-    assert framed.count("<") == 2 and 'sandbox="allow-scripts"' in framed
+    assert framed.count("<") == 2 and 'sandbox="allow-scripts allow-downloads"' in framed
     assert unescape(re.search(r'srcdoc="(.*)"', framed, re.DOTALL)[1]) == page.html
 
 

@@ -5,21 +5,7 @@ import { combineHeads } from "./live.js";
 
 export function capturedValues(data) {
   const { captured } = data;
-  const kinds = (captured.attention ?? []).map((entry) => {
-    const [numLayers, stored] = entry.weights.shape;
-    return { ...entry, numLayers, numHeads: entry.num_heads, onlyMean: stored < entry.num_heads };
-  });
-  const values = { live: false, kinds, numStates: captured.lens?.ids.shape[0] ?? 0 };
-  const matrices = new Map();
-  values.attention = (kind, layer, head) => {
-    const name = `${kind}/${layer}/${head}`;
-    if (!matrices.has(name)) {
-      const one = (h) => capturedHead(kinds[kind].weights, layer, h);
-      const combine = typeof head !== "number" && !kinds[kind].onlyMean;
-      matrices.set(name, combine ? combineHeads(kinds[kind].numHeads, one, head) : one(kinds[kind].onlyMean ? 0 : head));
-    }
-    return matrices.get(name);
-  };
+  const values = { live: false, ...capturedAttention(captured.attention ?? []), numStates: captured.lens?.ids.shape[0] ?? 0 };
   values.distribution = (position) => {
     const { ids, values: logits, log_sum, vocab_size } = captured.logits;
     const num = ids.shape[1];
@@ -35,6 +21,33 @@ export function capturedValues(data) {
   };
   Object.assign(values, capturedVectors(data));
   return values;
+}
+
+/** Returns {kinds, attention, hidden}: the attention weights and the masked keys. */
+export function capturedAttention(entries) {
+  const kinds = entries.map((entry) => {
+    const [numLayers, stored] = entry.weights.shape;
+    return { ...entry, numLayers, numHeads: entry.num_heads, onlyMean: stored < entry.num_heads };
+  });
+  const matrices = new Map();
+  const attention = (kind, layer, head) => {
+    const name = `${kind}/${layer}/${head}`;
+    if (!matrices.has(name)) {
+      const one = (h) => capturedHead(kinds[kind].weights, layer, h);
+      const combine = typeof head !== "number" && !kinds[kind].onlyMean;
+      matrices.set(name, combine ? combineHeads(kinds[kind].numHeads, one, head) : one(kinds[kind].onlyMean ? 0 : head));
+    }
+    return matrices.get(name);
+  };
+  /** Returns 1 for each pair of a query and a key that the layer masks; null if none is known. */
+  const hidden = (kind, layer) => {
+    const { masks } = kinds[kind];
+    if (!masks) return null;
+    const [, queries, keys] = masks.hidden.shape;
+    const start = masks.layers[layer] * queries * keys;
+    return masks.hidden.data.subarray(start, start + queries * keys);
+  };
+  return { kinds, attention, hidden };
 }
 
 function capturedVectors(data) {

@@ -1,19 +1,17 @@
 // Decoding step by step: the cache, and the distribution of the next token.
 
+import { whyNot } from "./applies.js";
 import { barList, button, card, el, note, percent, slider, svg } from "./dom.js";
+import { disableFor, reasonNote } from "./reasons.js";
 import { drawToken, nextTokens } from "./sampling.js";
 
 const NUM_BARS = 12;
 
+/** Returns the view, or null if the model does not generate text. */
 export function decodingView(store) {
   const { values, data } = store;
+  if (whyNot(store, "decoding")) return null;
   const view = { id: "decoding", title: "Decoding", temperature: 1, topP: 1 };
-  if (data.config.bidirectional) {
-    const reason = "An encoder reads the whole text in one pass. It does not use a cache or generate text.";
-    view.element = el("div", {}, [card("Decoding", [note(reason)])]);
-    view.update = () => {};
-    return view;
-  }
   const show = () => view.update("own");
   const temperature = slider({
     label: "Temperature", min: 0, max: 2, step: 0.05, value: 1,
@@ -40,6 +38,7 @@ export function decodingView(store) {
         button("Previous step", () => { view.read = Math.max(1, view.read - 1); show(); }),
         button("Next step", () => { view.read = Math.min(reads, view.read + 1); show(); }),
       ];
+  const reasons = reasonNote(buttons);
   const text = el("p", { class: "decoded token" });
   const cache = el("div", {});
   const bars = el("div", {});
@@ -48,7 +47,7 @@ export function decodingView(store) {
     ? "Each step reads one token, adds a key and a value to each layer's cache, and predicts the next token."
     : "This page shows captured values, so the steps follow the given text.");
   view.element = el("div", { class: "columns narrow" }, [
-    card("Step", [text, el("div", { class: "buttons" }, buttons), stepNote, el("h3", { text: "Cache" }), cache]),
+    card("Step", [text, el("div", { class: "buttons" }, buttons), reasons.element, stepNote, el("h3", { text: "Cache" }), cache]),
     card("Next token", [temperature.element, topP.element, facts, bars]),
   ]);
 
@@ -67,13 +66,16 @@ export function decodingView(store) {
     bars.replaceChildren(barList(tokens.slice(0, NUM_BARS).map(({ id, share, kept: isKept }) =>
       ({ text: store.name(id), share, quiet: !isKept, shown: isKept ? percent(share) : "dropped" })), "The most probable next tokens"));
     if (values.live) {
-      const isFull = store.tokens.length >= data.config.max_length;
-      buttons[0].disabled = buttons[1].disabled = isFull;
-      buttons[2].disabled = store.tokens.length < 2;
+      const { max_length } = data.config;
+      const full = store.tokens.length >= max_length ? `the text has ${max_length} tokens, and this model takes at most ${max_length}.` : null;
+      disableFor(buttons[0], full);
+      disableFor(buttons[1], full);
+      disableFor(buttons[2], store.tokens.length < 2 ? "the text needs a token." : null);
     } else {
-      buttons[0].disabled = view.read <= 1;
-      buttons[1].disabled = view.read >= reads;
+      disableFor(buttons[0], view.read <= 1 ? "this is the first token." : null);
+      disableFor(buttons[1], view.read >= reads ? "this is the last token of the text." : null);
     }
+    reasons.update();
   };
   return view;
 }

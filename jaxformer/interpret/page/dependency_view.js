@@ -11,10 +11,11 @@ export function dependencyView(store) {
   const wrong = flat.flatMap((found, i) => (found !== rule[i] ? [[Math.floor(i / size), i % size]] : []));
   const { data: effects } = dependency.effects;
   const map = heatmap({
-    label: "Dependency matrix, outputs in rows and inputs in columns",
+    label: "Dependency matrix, outputs in rows and inputs in columns", hiddenText: "cannot depend (by the rule)",
     describe: (row, column) => {
       const i = row * size + column;
-      const verdict = flat[i] ? `depends on it, largest change of a logit ${effects[i].toPrecision(3)}` : "does not depend on it";
+      const apart = rule[i] ? "does not depend on it" : "cannot depend on it";
+      const verdict = flat[i] ? `depends on it, largest change of a logit ${effects[i].toPrecision(3)}` : apart;
       return `Output ${row} ${names[row]}, input ${column} ${names[column]}: ${verdict}`;
     },
   });
@@ -35,11 +36,12 @@ export function dependencyView(store) {
     el("section", { class: "card" }, [el("h2", { text: "Dependency matrix" }), map.element]),
   ]);
   const view = { id: "dependency", title: "Dependency", element };
+  const hidden = Uint8Array.from(flat, (found, i) => Number(!found && !rule[i]));
   const most = effects.reduce((a, b) => Math.max(a, b), 0) || 1;
   view.update = () => {
     // Every dependency is visible, however small.
     const values = Float32Array.from(flat, (found, i) => (found ? effects[i] + 0.12 * most : 0));
-    map.draw({ rows: size, columns: size, values, rowNames: names, columnNames: names, marks: wrong });
+    map.draw({ rows: size, columns: size, values, hidden, rowNames: names, columnNames: names, marks: wrong });
   };
   return view;
 }

@@ -26,7 +26,7 @@ function build(element, options, children) {
 
 export const nextId = (stem) => `${stem}-${++lastId}`;
 
-export const percent = (share) =>
+export const percent = (share) => share === 0 ? "0%" :
   share > 0 && share < 0.001 ? "<0.1%" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`;
 
 /** Returns {element, input, set} of a labelled slider whose value is spoken as it is shown. */

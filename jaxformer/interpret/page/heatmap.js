@@ -1,26 +1,40 @@
-// A heat map on a canvas, with labels, a pointer and a keyboard cursor.
+// A heat map on a canvas, with labels, a legend, a pointer and a keyboard cursor.
 
-import { el } from "./dom.js";
+import { button, el } from "./dom.js";
+import { fullColour } from "./heat_cells.js";
+import { drawLegend } from "./heat_legend.js";
+import { layoutOf, paintHeat, savedHeat } from "./heat_paint.js";
 
-const SMALLEST_LABEL = 9; // pixels of a row or a column with a label
-const LABEL_SPACE = 78;
-const LARGEST_CELL = 44;
+// {canvas: function that returns the canvas to save as a file}.
+export const savedCanvases = new WeakMap();
+
+/** Returns a number with two significant digits. */
+const shortNumber = (x) => String(Number(x.toPrecision(2)));
+
+/** Returns the height of a large heat map, which grows with the screen. */
+const usualHeight = () => Math.max(720, Math.min(1200, 0.42 * window.innerWidth));
 
 /**
- * Returns {element, draw, moveTo}.
+ * Returns {element, canvas, draw, moveTo}.
  *
- * `describe(row, column, value)` is the text of a cell, shown below and read by a screen reader.
- * `pick(row, column)` is called on a click and on Enter. `height` is the largest height in pixels.
- * A matrix is {rows, columns, values} with optional rowNames, columnNames, marks [[row, column]], a
- * highlighted row, `largest`, the value with the full colour, and `isGrowing` if its values change.
+ * `describe(row, column, value, isHidden)` is the text of a cell, shown below and read by a screen
+ * reader. `pick(row, column)` is called on a click and on Enter. `height` is the largest height in
+ * pixels. `format` writes the numbers of the legend, and `hiddenText` says what hatched cells are. A
+ * matrix is {rows, columns, values} with optional rowNames, columnNames, marks [[row, column]], a
+ * highlighted row or column, `hidden` (1 for a hatched cell), `largest`, the value with the full
+ * colour, and `isGrowing` if its values change.
  */
-export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
+export function heatmap({
+  label, describe, pick = () => {}, height = null, format = shortNumber, hiddenText = "cannot be seen (masked)",
+}) {
   const canvas = el("canvas", { class: "heat", tabindex: 0, role: "application" });
   canvas.setAttribute("aria-roledescription", "heat map");
   canvas.setAttribute("aria-label", `${label}. Arrow keys move between the cells, Enter selects.`);
+  const legend = el("canvas", { class: "heat-legend", role: "img" });
   const readout = el("p", { class: "readout", role: "status", text: "Point at a cell, or use the arrow keys." });
-  const element = el("div", { class: "heat-box" }, [canvas, readout]);
-  const map = { matrix: null, cursor: [0, 0], moved: false, pictures: new Map(), layout: null };
+  const map = { matrix: null, cursor: [0, 0], moved: false, pictures: new Map(), layout: null, format, hiddenText };
+  const steps = stepButtons(map, (row, column) => { moveTo(row, column); pick(row, column); });
+  const element = el("div", { class: "heat-box" }, [canvas, legend, readout, steps]);
 
   function draw(matrix, isNew = matrix.isGrowing || map.matrix?.values !== matrix.values) {
     map.matrix = matrix;
@@ -33,14 +47,17 @@ export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
   }
   function paint() {
     if (!map.matrix || !canvas.isConnected || !element.clientWidth) return;
-    map.layout = layoutOf(map.matrix, element.clientWidth, height);
-    paintAll(canvas, map);
+    const scale = window.devicePixelRatio || 1;
+    map.layout = layoutOf(map.matrix, element.clientWidth, height ?? usualHeight());
+    paintHeat(canvas, map, scale);
+    drawLegend(legend, map, Math.min(element.clientWidth, 400), scale);
   }
   function moveTo(row, column) {
     map.cursor = [row, column];
     map.moved = true;
-    const { values, columns } = map.matrix;
-    readout.textContent = describe(row, column, values[row * columns + column]);
+    const { values, columns, hidden } = map.matrix;
+    const i = row * columns + column;
+    readout.textContent = describe(row, column, values[i], Boolean(hidden?.[i]));
     paint();
   }
   canvas.addEventListener("pointermove", (event) => {
@@ -60,7 +77,21 @@ export function heatmap({ label, describe, pick = () => {}, height = 720 }) {
   });
   new ResizeObserver(paint).observe(element);
   document.addEventListener("themechange", () => { if (map.matrix) draw(map.matrix, true); });
+  savedCanvases.set(canvas, () => savedHeat(map, label));
   return { element, canvas, draw, moveTo };
+}
+
+/** Returns buttons that move the cursor by one cell, for fingers that are wider than a cell. */
+function stepButtons(map, moveTo) {
+  const step = (text, label, down, across) => button(text, () => {
+    const { matrix, cursor: [row, column] } = map;
+    const clamp = (x, size) => Math.max(0, Math.min(size - 1, x));
+    if (matrix) moveTo(clamp(row + down, matrix.rows), clamp(column + across, matrix.columns));
+  }, { "aria-label": label, title: label });
+  return el("div", { class: "buttons heat-steps", role: "group", "aria-label": "Move by one cell" }, [
+    step("←", "one cell to the left", 0, -1), step("↑", "one cell up", -1, 0),
+    step("↓", "one cell down", 1, 0), step("→", "one cell to the right", 0, 1),
+  ]);
 }
 
 function movedCursor({ matrix, cursor: [row, column] }, event) {
@@ -75,145 +106,8 @@ function movedCursor({ matrix, cursor: [row, column] }, event) {
   return ends[event.key] ?? null;
 }
 
-/** Returns the sizes of the cells, with space for labels where they can be read. */
-function layoutOf(matrix, width, height) {
-  const left = matrix.rowNames ? LABEL_SPACE : 0, top = matrix.columnNames ? LABEL_SPACE : 0;
-  const { high, wide } = cellSize(matrix, width - left, height - top);
-  const margins = { left: high < SMALLEST_LABEL ? 0 : left, top: wide < SMALLEST_LABEL ? 0 : top };
-  const size = cellSize(matrix, width - margins.left, height - margins.top);
-  const total = { width: margins.left + size.wide * matrix.columns, height: margins.top + size.high * matrix.rows };
-  return { ...margins, ...size, ...total };
-}
-
-function cellSize({ rows, columns }, width, height) {
-  const cell = Math.min(width / columns, height / rows, LARGEST_CELL);
-  if (rows * 3 >= columns) return { wide: cell, high: cell };
-  // A wide matrix fills the width with cells that are not square.
-  return { wide: width / columns, high: Math.max(cell, Math.min(24, height / rows)) };
-}
-
 function cellAt({ matrix, layout }, x, y) {
   const row = Math.floor((y - layout.top) / layout.high);
   const column = Math.floor((x - layout.left) / layout.wide);
   return row >= 0 && column >= 0 && row < matrix.rows && column < matrix.columns ? [row, column] : null;
-}
-
-/** Returns the colours of the theme as {low, high, ink, quiet, mark}, as CSS and as RGB. */
-export function themeColours() {
-  const style = getComputedStyle(document.documentElement);
-  const read = (name) => style.getPropertyValue(name).trim();
-  const rgb = (text) => [1, 3, 5].map((i) => parseInt(text.slice(i, i + 2), 16));
-  return {
-    low: rgb(read("--heat-low")), high: rgb(read("--heat-high")), negative: rgb(read("--heat-negative")),
-    ink: read("--ink"), quiet: read("--quiet"), mark: read("--mark"),
-  };
-}
-
-/** Returns the value with the full colour: the largest magnitude of all cells. */
-export function fullColour({ values }) {
-  return values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-}
-
-/**
- * Returns the matrix with at most so many rows and columns. A cell is that one of its cells with the
- * largest magnitude, with its sign.
- */
-export function pooled(matrix, height, width) {
-  const { rows, columns, values } = matrix;
-  if (rows <= height && columns <= width) return matrix;
-  const [high, wide] = [Math.min(rows, height), Math.min(columns, width)];
-  const out = new Float32Array(high * wide);
-  for (let row = 0; row < rows; row++) {
-    const at = Math.floor((row * high) / rows) * wide;
-    for (let column = 0; column < columns; column++) {
-      const to = at + Math.floor((column * wide) / columns);
-      const value = values[row * columns + column];
-      if (Math.abs(value) > Math.abs(out[to])) out[to] = value;
-    }
-  }
-  return { rows: high, columns: wide, values: out };
-}
-
-/** Draws a matrix with one pixel for each cell. The value `most` has the full colour. */
-function picture({ rows, columns, values }, most) {
-  const { low, high, negative } = themeColours();
-  const image = new ImageData(columns, rows);
-  for (let i = 0; i < values.length; i++) {
-    const share = Math.min(1, Math.abs(values[i]) / (most || 1)) ** 0.7; // small values stay visible
-    const end = values[i] < 0 ? negative : high;
-    for (let c = 0; c < 3; c++) image.data[4 * i + c] = low[c] + (end[c] - low[c]) * share;
-    image.data[4 * i + 3] = 255;
-  }
-  const canvas = el("canvas", { width: columns, height: rows });
-  canvas.getContext("2d").putImageData(image, 0, 0);
-  return canvas;
-}
-
-/** Draws a small picture of a matrix, in which each pixel has the cell of largest magnitude. */
-export function thumbnail(canvas, matrix, size = 44) {
-  const small = pooled(matrix, size, size);
-  canvas.width = canvas.height = size;
-  const context = canvas.getContext("2d");
-  context.imageSmoothingEnabled = false;
-  context.drawImage(picture(small, fullColour(small)), 0, 0, size, size);
-}
-
-function paintAll(canvas, map) {
-  const { matrix, cursor, moved, layout } = map;
-  const scale = window.devicePixelRatio || 1;
-  canvas.width = Math.round(layout.width * scale);
-  canvas.height = Math.round(layout.height * scale);
-  canvas.style.width = `${layout.width}px`;
-  canvas.style.height = `${layout.height}px`;
-  const context = canvas.getContext("2d");
-  context.scale(scale, scale);
-  const { ink, quiet, mark } = themeColours();
-  const cells = cellPicture(map, scale);
-  context.imageSmoothingEnabled = false;
-  context.drawImage(cells, layout.left, layout.top, layout.wide * matrix.columns, layout.high * matrix.rows);
-  paintLabels(context, matrix, layout, cursor, ink, quiet);
-  context.strokeStyle = mark;
-  context.lineWidth = 1.5;
-  const outline = (row, column, num, inset = 0) => context.strokeRect(
-    layout.left + column * layout.wide + inset, layout.top + row * layout.high + inset,
-    Math.max(num * layout.wide - 2 * inset, 3), Math.max(layout.high - 2 * inset, 3));
-  if (matrix.row !== undefined) outline(matrix.row, 0, matrix.columns, 0.5);
-  if (moved) outline(...cursor, 1, 0.5);
-  for (const [row, column] of matrix.marks ?? []) outline(row, column, 1, 3);
-}
-
-/** Returns the picture of the cells, pooled if they are smaller than a pixel of the screen. */
-function cellPicture({ matrix, layout, pictures, largest }, scale) {
-  const size = (cell, num) => Math.max(1, Math.floor(cell * num * scale));
-  const small = pooled(matrix, size(layout.high, matrix.rows), size(layout.wide, matrix.columns));
-  const name = `${small.rows}x${small.columns}`;
-  if (!pictures.has(name)) pictures.set(name, picture(small, largest || 1));
-  return pictures.get(name);
-}
-
-function paintLabels(context, matrix, layout, cursor, ink, quiet) {
-  context.font = `${Math.max(9, Math.min(12, layout.high - 1))}px ui-monospace, monospace`;
-  context.textBaseline = "middle";
-  if (layout.left) {
-    context.textAlign = "right";
-    matrix.rowNames.forEach((name, row) => {
-      context.fillStyle = row === cursor[0] ? ink : quiet;
-      const y = layout.top + (row + 0.5) * layout.high;
-      context.fillText(shortName(name), layout.left - 6, y, layout.left - 8);
-    });
-  }
-  if (!layout.top) return;
-  context.textAlign = "left";
-  matrix.columnNames.forEach((name, column) => {
-    context.save();
-    context.fillStyle = column === cursor[1] ? ink : quiet;
-    context.translate(layout.left + (column + 0.5) * layout.wide, layout.top - 6);
-    context.rotate(-Math.PI / 2);
-    context.fillText(shortName(name), 0, 0, layout.top - 8);
-    context.restore();
-  });
-}
-
-function shortName(name) {
-  return name.length > 10 ? `${name.slice(0, 9)}…` : name;
 }

@@ -1,25 +1,22 @@
 // The residual stream through the layers: what the model would predict after each of them.
 
+import { whyNot } from "./applies.js";
 import { card, el, note, percent } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { createWorker } from "./store.js";
 
-const ABOUT = "Logit lens: the final norm and the output head applied to the residual stream after each layer.";
+const ABOUT = "Logit lens: the prediction if the model skipped the remaining layers. The final norm (if the model has one) and the output head read the vector after each layer.";
 
+/** Returns the view, or null if the model does not have a residual stream. */
 export function lensView(store) {
-  const { values, data } = store;
+  const { values } = store;
+  if (whyNot(store, "lens")) return null;
   const view = { id: "lens", title: "Layers" };
-  if (!values.numStates) {
-    const reason = `A model of type "${data.kind}" does not have a residual stream.`;
-    view.element = el("div", {}, [card("Predictions after each layer", [note(reason)])]);
-    view.update = () => {};
-    return view;
-  }
   const stateName = (state) => (state === 0 ? "embedding" : `layer ${state - 1}`);
   const work = createWorker(store);
   const map = heatmap({
     label: "Probability of the best token after each layer, layers in rows and positions in columns",
-    height: 300,
+    height: 300, format: percent,
     describe: (state, position) => {
       const [best] = values.lens(state, position);
       return `${stateName(state)}, token ${position} ${store.name(store.tokens[position])}: ` +
@@ -30,16 +27,19 @@ export function lensView(store) {
   const table = el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Predictions around the selected token" });
   const detail = el("div", {});
   view.element = el("div", { class: "stack" }, [
-    card("All positions", [note("Probability of the best token. Select a cell to see its neighbours below."), map.element]),
+    card("All positions", [note("Probability of the best token. Layer 0 is at the top, as in every view of this page. Select a cell to see its neighbours below."), map.element]),
     card("Around the selected token", [note(ABOUT), table]),
     card("At the selected token", [detail]),
   ]);
 
+  let shown = null; // the matrix of the heat map
   function* shares() {
     const rows = values.numStates, columns = store.tokens.length;
     const matrix = { rows, columns, values: new Float32Array(rows * columns), largest: 1, isGrowing: true };
     matrix.rowNames = Array.from({ length: rows }, (_, state) => stateName(state));
     matrix.columnNames = store.tokens.map((id) => store.name(id));
+    matrix.column = store.selection.position;
+    shown = matrix;
     let drawn = performance.now();
     for (let position = 0; position < columns; position++) {
       for (let state = 0; state < rows; state++) {
@@ -53,6 +53,7 @@ export function lensView(store) {
   view.update = (what) => {
     if (what === "strengths") return; // the values follow
     if (what === "values") work(shares());
+    else if (shown) map.draw({ ...shown, column: store.selection.position, isGrowing: false }, false);
     table.replaceChildren(lensTable(store, stateName));
     detail.replaceChildren(lensDetail(store, stateName));
   };
@@ -66,7 +67,7 @@ function lensTable(store, stateName) {
   const places = Array.from({ length: Math.min(wide, tokens.length) }, (_, i) => first + i);
   const heads = places.map((place) =>
     el("th", { scope: "col", class: place === position ? "token here" : "token", text: store.name(tokens[place]) }));
-  const rows = Array.from({ length: values.numStates }, (_, i) => values.numStates - 1 - i).map((state) =>
+  const rows = Array.from({ length: values.numStates }, (_, state) =>
     el("tr", {}, [
       el("th", { scope: "row", text: stateName(state) }),
       ...places.map((place) => {

@@ -1,7 +1,7 @@
 // Values of a model that the page computes itself. `captured.js` has the same functions.
 
 import { deviationOf } from "./maths.js";
-import { headWeights } from "./heads.js";
+import { headWeights, visibleKeys } from "./heads.js";
 import { createModel, forward, runLogits, stateLogits } from "./model.js";
 import { sortedLogits, topShares } from "./sampling.js";
 
@@ -50,6 +50,16 @@ export function liveValues(data) {
       matrices.set(name, typeof head === "number" ? one(head) : combineHeads(config.num_heads, one, head));
     }
     return matrices.get(name);
+  };
+  /** Returns 1 for each pair of a query and a key that the layer masks. */
+  values.hidden = (kind, layer) => {
+    const { length } = values.run;
+    const hidden = new Uint8Array(length * length).fill(1);
+    for (let query = 0; query < length; query++) {
+      const [first, end] = visibleKeys(config, layer, query, length);
+      hidden.fill(0, query * length + first, query * length + end);
+    }
+    return hidden;
   };
   values.logits = (position) => runLogits(model, values.run, position);
   values.baselineLogits = (position) => runLogits(model, values.baseline, position);

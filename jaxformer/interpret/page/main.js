@@ -1,17 +1,22 @@
 // Builds the page from its data.
 
+import { missingText } from "./applies.js";
 import { unpackAll } from "./arrays.js";
 import { attentionView } from "./attention_view.js";
+import { compareView } from "./compare_view.js";
 import { decodingView } from "./decoding_view.js";
 import { dependencyView } from "./dependency_view.js";
 import { button, el, note } from "./dom.js";
+import { heatColour, themeColours } from "./heat_cells.js";
 import { headsView } from "./heads_view.js";
 import { insideNumbers } from "./inside_values.js";
 import { insideView } from "./inside_view.js";
 import { lensView } from "./lens_view.js";
+import { pageLink } from "./link.js";
 import { modelView } from "./model_view.js";
 import { createNavigation } from "./navigation.js";
 import { normView } from "./norm_view.js";
+import { saveButton } from "./save_picture.js";
 import { createStore } from "./store.js";
 import { textPanel } from "./text_panel.js";
 import { createTour } from "./tour.js";
@@ -22,28 +27,33 @@ async function startPage() {
   const panel = textPanel(store);
   const views = [
     modelView(store), attentionView(store, panel), insideView(store), lensView(store), normView(store),
-    dependencyView(store), decodingView(store), headsView(store),
+    dependencyView(store), decodingView(store), headsView(store), compareView(store),
   ].filter(Boolean);
   const status = el("span", { class: "status", role: "status" });
   const tabs = tabList(store, panel, views);
   store.navigation = createNavigation(tabs);
+  const save = saveButton(tabs, data.title), link = pageLink(store, tabs, setTheme);
+  const actions = el("div", { class: "page-actions" }, [save.element, link.element]);
   document.body.append(
-    pageHead(data, status),
-    el("main", {}, [panel.element, tabs.element, ...views.map((view) => view.panel)]),
+    pageHead(store, status),
+    el("main", {}, [panel.element, el("div", { class: "tab-row" }, [tabs.element, actions]), link.message, ...views.map((view) => view.panel)]),
   );
   store.subscribe((what) => {
     if (what === "busy") status.textContent = store.busy ? "computing…" : "";
     if (what === "values" || what === "selection") panel.update(what);
     if (what === "selection" || what === "values" || what === "strengths" || what === "view") tabs.show(what);
+    if (what === "values" || what === "view") save.update();
   });
   store.tour = createTour(store);
   document.querySelector(".head-row .theme").before(store.tour.button);
   expose(store, tabs);
+  link.start();
   if (store.values.live) store.setTokens(data.tokens);
   else store.notify("values");
 }
 
-function pageHead(data, status) {
+function pageHead(store, status) {
+  const { data } = store, missing = missingText(store);
   const facts = data.facts.map(([name, value]) => el("span", { class: "fact" }, [el("b", { text: value }), ` ${name === "kind" ? "" : name}`]));
   const mode = data.mode === "live"
     ? "Live: this page contains the weights and runs the model in your browser."
@@ -57,6 +67,7 @@ function pageHead(data, status) {
     el("div", { class: "head-row" }, [el("h1", { text: data.title }), status, theme]),
     el("p", { class: "fact-row" }, facts),
     el("p", { class: "note" }, [mode, " ", agreement]),
+    missing ? note(missing) : null,
   ]);
 }
 
@@ -114,6 +125,7 @@ function expose(store, tabs) {
     logits: (position) => Array.from(values.logits(position)),
     attention: (kind, layer, head) => values.attention(kind, layer, head),
     inside: (layer, head, position) => insideNumbers(store, layer, head, position),
+    colour: (share) => heatColour(share, themeColours()),
   };
   if (!values.live) return;
   let isFirst = true;

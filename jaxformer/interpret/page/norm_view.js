@@ -1,5 +1,6 @@
 // The lesson on LayerNorm: a vector before and after the norm, with γ and β of your choice.
 
+import { whyNot } from "./applies.js";
 import { button, card, choice, el, note, slider, svg } from "./dom.js";
 import { deviationOf, meanOf } from "./maths.js";
 
@@ -8,14 +9,14 @@ const SKEWED = Float32Array.from({ length: 128 }, (_, i) => 4 * Math.exp(1.4 * M
 const EPSILON = 1e-5;
 const BINS = 41;
 
+/** Returns the view, or null if the model does not have norms. */
 export function normView(store) {
   const { values, data } = store;
-  const hasVectors = values.vectorPositions() === null || values.vectorPositions().length > 0;
-  const view = { id: "norm", title: "LayerNorm", source: hasVectors ? "model" : "lesson", scale: 1, bias: 0 };
+  if (whyNot(store, "norm")) return null;
+  const view = { id: "norm", title: "LayerNorm", source: "model", scale: 1, bias: 0 };
   view.layer = values.numStates >> 1;
   if (view.layer >= values.numStates - 1) view.layer = 0;
-  const options = [["lesson", "8 numbers of the lesson"], ["skewed", "128 skewed numbers"]];
-  if (hasVectors) options.unshift(["model", "residual stream of this model"]);
+  const options = [["model", "residual stream of this model"], ["lesson", "8 numbers of the lesson"], ["skewed", "128 skewed numbers"]];
   const show = () => view.update("own");
   const source = choice({
     label: "Vector x", options, value: view.source, onChange: (value) => { view.source = value; show(); },
@@ -39,9 +40,9 @@ export function normView(store) {
   const depth = el("div", {});
   const formula = el("p", { class: "formula", text: "y = γ · (x − μ) / √(σ² + ε) + β" });
   const controls = card("LayerNorm", [
-    formula, source.element, hasVectors ? layer.element : null, scale.element, bias.element,
+    formula, source.element, layer.element, scale.element, bias.element,
     el("div", { class: "buttons" }, [reset]), learned,
-  ].filter(Boolean));
+  ]);
   const results = el("div", { class: "stack" }, [
     card("Before and after", [figures]),
     card("Pre-norm beside post-norm", [

@@ -2,8 +2,8 @@
 
 import { el, svg } from "./dom.js";
 
-const MOST_LINES = 10;
-const LEAST_LINE = 0.03; // attention weights below this have no line
+const LEAST_BAR = 0.005; // attention weights below this have no bar
+const HIGHEST_BAR = 12; // pixels; the rows of tokens are further apart
 
 /** Returns {element, setTokens, select, shade}; `onSelect(position)` is called by user actions. */
 export function tokenStrip({ label, onSelect }) {
@@ -56,23 +56,31 @@ function scrollListTo(list, item) {
   else if (bottom + 6 > list.scrollTop + list.clientHeight) list.scrollTop = bottom + 6 - list.clientHeight;
 }
 
-/** Draws lines from the query's token to the tokens with the largest weights. */
+/**
+ * Marks the query's token, and draws a bar above each token. The height of a bar is the weight,
+ * relative to the largest weight. Bars stay between the rows of tokens.
+ */
 export function drawLines(layer, from, items, weights) {
   layer.replaceChildren();
   if (!from || !weights) return;
   const box = layer.getBoundingClientRect();
   layer.setAttribute("viewBox", `0 0 ${Math.max(1, box.width)} ${Math.max(1, box.height)}`);
-  const at = (item) => {
+  const largest = Math.max(...weights);
+  items.forEach((item, key) => {
+    if (weights[key] < LEAST_BAR || !isInView(item)) return;
     const { left, top, width } = item.getBoundingClientRect();
-    return [left + width / 2 - box.left, top - box.top];
-  };
-  const [x, y] = at(from);
-  const order = Array.from(weights, (w, i) => i).sort((a, b) => weights[b] - weights[a]);
-  for (const key of order.slice(0, MOST_LINES)) {
-    if (weights[key] < LEAST_LINE || items[key] === from) continue;
-    const [u, v] = at(items[key]);
-    const lift = Math.min(22, 8 + Math.abs(x - u) / 12);
-    const path = `M ${x} ${y} C ${x} ${y - lift}, ${u} ${v - lift}, ${u} ${v}`;
-    layer.append(svg("path", { d: path, class: "line", "stroke-width": 1 + 4 * weights[key] }));
-  }
+    const height = Math.max(1, (HIGHEST_BAR * weights[key]) / largest);
+    layer.append(svg("rect", { class: "weight-bar", x: left - box.left, width, y: top - box.top - height - 1, height, rx: 1 }));
+  });
+  if (!isInView(from)) return;
+  const { left, top, width, height } = from.getBoundingClientRect();
+  layer.append(svg("rect", {
+    class: "query-mark", x: left - box.left - 1.5, y: top - box.top - 1.5, width: width + 3, height: height + 3, rx: 5,
+  }));
+}
+
+/** Returns whether an item is in the visible part of its scrolling list. */
+function isInView(item) {
+  const list = item.parentElement.getBoundingClientRect(), { top, bottom } = item.getBoundingClientRect();
+  return top >= list.top && bottom <= list.bottom;
 }

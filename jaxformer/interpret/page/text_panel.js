@@ -2,6 +2,7 @@
 
 import { barList, button, card, el, note, svg } from "./dom.js";
 import { tokenField } from "./combobox.js";
+import { disableFor, reasonNote } from "./reasons.js";
 import { drawLines, tokenStrip } from "./strip.js";
 import { nextTokens, sortedLogits } from "./sampling.js";
 
@@ -87,9 +88,13 @@ function editTools(store) {
     button("Reset text", () => store.setTokens(store.data.tokens, 0, store.data.tokens.length - 1)),
   ];
   const [, insertButton, deleteButton] = buttons;
+  const reasons = reasonNote(buttons);
   const update = () => {
-    deleteButton.disabled = store.tokens.length < 2;
-    insertButton.disabled = store.tokens.length >= store.data.config.max_length;
+    const { length } = store.tokens, most = store.data.config.max_length;
+    disableFor(deleteButton, length < 2 ? "the text needs a token." : null);
+    disableFor(insertButton, length >= most ? `the text has ${length} tokens, and this model takes at most ${most}.` : null);
+    reasons.update();
   };
-  return { element: el("div", { class: "tools" }, [field.element, el("div", { class: "buttons" }, buttons)]), update };
+  const row = el("div", { class: "tools" }, [field.element, el("div", { class: "buttons" }, buttons)]);
+  return { element: el("div", {}, [row, reasons.element]), update };
 }

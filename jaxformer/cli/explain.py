@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
                 "because it changes only how the translation is generated"
             )
         report_special(tokenizer, "the text", [arguments.text, "\n", arguments.target or ""])
-        options = {"target": arguments.target, "title": _title(arguments.run)}
+        options: dict[str, Any] = {"target": arguments.target, "title": _title(arguments.run)}
         if arguments.compare is not None:
             options["compare"] = Compared(second, _title(arguments.compare))
         page = explain(model, variables, arguments.text, tokenizer, **options)

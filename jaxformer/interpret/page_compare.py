@@ -112,9 +112,7 @@ def shown_ids(compared: dict[str, Any]) -> set[int]:
     return {int(i) for one in compared["models"] for i in np.unique(unpack(one["top"]["ids"]))}
 
 
-def _scores(
-    log_shares: Float[np.ndarray, "length vocab"], targets: np.ndarray
-) -> dict[str, Any]:
+def _scores(log_shares: Float[np.ndarray, "length vocab"], targets: np.ndarray) -> dict[str, Any]:
     """Returns the largest probabilities at each position, and the loss of each target."""
     best = np.argsort(-log_shares, axis=-1, kind="stable")[:, :NUM_SHOWN]
     loss = -log_shares[np.arange(len(targets)), targets]
@@ -151,7 +149,8 @@ def jensen_shannon(
     middle = np.logaddexp(*padded) - np.log(2)
     total = np.zeros(len(first))
     for log_shares in padded:
-        shares = np.exp(log_shares)
-        terms = np.where(shares > 0, shares * (np.where(shares > 0, log_shares, 0) - middle), 0)
-        total += terms.sum(axis=-1) / 2
+        # 0 · log 0 is 0.
+        is_possible = log_shares > -np.inf
+        ratio = np.subtract(log_shares, middle, out=np.zeros_like(middle), where=is_possible)
+        total += (np.exp(log_shares) * ratio).sum(axis=-1) / 2
     return np.clip(total / np.log(2), 0, 1)

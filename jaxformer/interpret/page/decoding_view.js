@@ -57,7 +57,9 @@ export function decodingView(store) {
     const tokens = tokensOf();
     const shown = store.tokens.slice(Math.max(0, read - 40), read).map((id) => store.name(id));
     text.textContent = `${read > 40 ? "… " : ""}${shown.join(" ")}`;
-    cache.replaceChildren(cachePicture(data.config, read));
+    cache.replaceChildren(data.kind === "convolutional"
+      ? note("A convolutional network stores the last inputs of each layer, as many as its kernel reads.")
+      : cachePicture(data.config, read));
     const kept = tokens.filter((token) => token.kept).length;
     const size = data.config.vocab_size;
     const whole = kept === tokens.length && tokens.length < size ? `More than ${kept}` : kept.toLocaleString("en");

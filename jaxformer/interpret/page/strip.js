@@ -48,12 +48,12 @@ export function tokenStrip({ label, onSelect }) {
   return strip;
 }
 
-/** Scrolls the list, and not the page, so that an item is visible. */
+/** Scrolls the list, and not the page, so that an item and the items before it are visible. */
 function scrollListTo(list, item) {
   if (!item) return;
   const top = item.offsetTop - list.offsetTop, bottom = top + item.offsetHeight;
-  if (top - 24 < list.scrollTop) list.scrollTop = top - 24;
-  else if (bottom + 6 > list.scrollTop + list.clientHeight) list.scrollTop = bottom + 6 - list.clientHeight;
+  const isVisible = top - 24 >= list.scrollTop && bottom + 6 <= list.scrollTop + list.clientHeight;
+  if (!isVisible) list.scrollTop = bottom + 6 - list.clientHeight;
 }
 
 /**

@@ -33,7 +33,7 @@ export function attentionView(store, panel) {
   const isWide = Math.max(...values.kinds.map(({ numHeads }) => numHeads)) > 10;
   view.element = el("div", { class: isWide ? "attention many" : "attention" }, [
     card("Heads", [values.kinds.length > 1 ? kindChoice.element : null, overview.element].filter(Boolean), { class: "card heads-card" }),
-    el("section", { class: "card map-card" }, [title, note("Rows are queries, columns are keys."), map.element]),
+    el("section", { class: "card map-card" }, [title, note("Rows are queries, columns are keys. The bars above the tokens show the weights in the outlined row."), map.element]),
     strength && card("Change this head", [strength.element], { class: "card strength-card" }),
   ]);
 

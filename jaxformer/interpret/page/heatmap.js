@@ -9,7 +9,7 @@ import { layoutOf, paintHeat, savedHeat } from "./heat_paint.js";
 export const savedCanvases = new WeakMap();
 
 /** Returns a number with two significant digits. */
-const shortNumber = (x) => String(Number(x.toPrecision(2)));
+const shortNumber = (x) => String(Number(x.toPrecision(2))).replace("-", "−");
 
 /** Returns the height of a large heat map, which grows with the screen. */
 const usualHeight = () => Math.max(720, Math.min(1200, 0.42 * window.innerWidth));
@@ -31,7 +31,7 @@ export function heatmap({
   canvas.setAttribute("aria-roledescription", "heat map");
   canvas.setAttribute("aria-label", `${label}. Arrow keys move between the cells, Enter selects.`);
   const legend = el("canvas", { class: "heat-legend", role: "img" });
-  const readout = el("p", { class: "readout", role: "status", text: "Point at a cell, or use the arrow keys." });
+  const readout = el("p", { class: "readout", role: "status", text: "Point at or tap a cell, or use the arrow keys." });
   const map = { matrix: null, cursor: [0, 0], moved: false, pictures: new Map(), layout: null, format, hiddenText };
   const steps = stepButtons(map, (row, column) => { moveTo(row, column); pick(row, column); });
   const element = el("div", { class: "heat-box" }, [canvas, legend, readout, steps]);

@@ -36,7 +36,7 @@ async function startPage() {
   const actions = el("div", { class: "page-actions" }, [save.element, link.element]);
   document.body.append(
     pageHead(store, status),
-    el("main", {}, [panel.element, el("div", { class: "tab-row" }, [tabs.element, actions]), link.message, ...views.map((view) => view.panel)]),
+    el("main", {}, [panel.element, el("div", { class: "tab-row" }, [actions, tabs.element]), link.message, ...views.map((view) => view.panel)]),
   );
   store.subscribe((what) => {
     if (what === "busy") status.textContent = store.busy ? "computing…" : "";

@@ -118,6 +118,7 @@ def test_masked_cells_are_hatched_and_visible_cells_have_the_colour_of_their_wei
     assert "cannot see" in tab.locator("#view-attention .readout").inner_text()
 
 
+@pytest.mark.slow
 def test_heat_map_without_masked_keys_has_no_hatching(pages):
     model = jf.build(training_preset("tiny", "encoder").model)
     tab = pages.open(explain(model, init(model, jax.random.key(0)), [3, 4, 5, 6]))
@@ -221,6 +222,7 @@ def test_layer_zero_is_at_the_top_in_every_view(pages, page):
     assert tab.locator("svg.cache text").all_text_contents() == ["L0", "L1"]
 
 
+@pytest.mark.slow
 def test_buttons_say_their_state_and_why_they_are_disabled(pages, page):
     tab = pages.open(page)
     switch = tab.locator(".strength button").first
@@ -260,7 +262,7 @@ LACKING = {
 }
 
 
-@pytest.mark.parametrize("kind", mostly_slow(LACKING, "recurrent", slow=list(LACKING)))
+@pytest.mark.parametrize("kind", mostly_slow(LACKING, slow=list(LACKING)))
 def test_page_has_no_tab_that_does_not_apply_and_says_why(kind, pages):
     model = jf.build(training_preset("tiny", kind).model)
     read = {"target": [1, 2, 3]} if model.config.reads_source else {}
@@ -279,6 +281,7 @@ def test_page_has_no_tab_that_does_not_apply_and_says_why(kind, pages):
         assert "invented" not in header and "LayerNorm" not in tab.locator(".tabs").inner_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "dynamic_tanh"])
 def test_page_of_a_model_without_layer_norm_has_no_norm_tab(norm, pages):
     tab = pages.open(explain(*model_of(norm=norm), [1, 2, 3]))

@@ -12,6 +12,7 @@ from jaxtyping import Int
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.functional.trees import Weights
 from jaxformer.models.config.encoder import check_reads_text
+from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel
 
 MOST_TOKENS = 512
@@ -53,10 +54,8 @@ def encode_text(
         if target is not None:
             raise ValueError(f"target must be None, because a {type(model).__name__} has no source")
 
-        # A text that the model continues must not end with an end token.
         def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-            ends = (tokenizer.text_opening, ())
-            before, after = (tokenizer.before, tokenizer.after) if config.bidirectional else ends
+            before, after = text_frame(config, tokenizer)
             return [*before, *tokenizer.encode_many([text])[0], *after]
 
         tokens = _encoded("text", text, tokenizer, encode)
@@ -85,6 +84,16 @@ def check_tokens(model: LanguageModel, text: EncodedText) -> None:
     if text.source is not None:
         check_reads_text(config)
         _check("source", text.source, config.longest_source, config.num_source_ids)
+
+
+def text_frame(config: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Returns the ids before and after a text that a model reads or, with a source, writes."""
+    if config.reads_source:
+        return list(tokenizer.decoder_opening), []
+    if config.bidirectional:
+        return list(tokenizer.before), list(tokenizer.after)
+    # A text that the model continues must not end with an end token.
+    return list(tokenizer.text_opening), []
 
 
 # Symbols for invisible characters. A text is ambiguous as a label if it is empty, contains one of

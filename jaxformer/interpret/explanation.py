@@ -36,6 +36,7 @@ from jaxformer.interpret.page_data import (
 )
 from jaxformer.interpret.page_drawing import drawing_data
 from jaxformer.interpret.page_file import pack, page_html, unpack
+from jaxformer.interpret.page_tokenizer import tokenizer_data
 from jaxformer.interpret.page_weights import (
     live_reason,
     packed_weights,
@@ -160,6 +161,7 @@ def explain(
         data |= _live(model, variables["params"], inputs)
     if compare is not None:
         data["compare"] = compare_data(model, variables, data["title"], compare, inputs)
+        data |= tokenizer_data(tokenizer, model.config)
     data["names"] = _names(data, tokenizer, model.config.vocab_size)
     if atlas is not None:
         data["atlas"] = atlas_data(atlas, "text")

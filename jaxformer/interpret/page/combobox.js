@@ -5,10 +5,11 @@ import { el, nextId } from "./dom.js";
 const MOST_MATCHES = 8;
 
 /**
- * Returns {element, input, value}: `value()` is the id of the token that was chosen from the list
- * or, if none was chosen, of the best match, or null. `names[id]` is the name of a token.
+ * Returns {element, note, input, value, explain}: `value()` is the id of the token that was chosen
+ * from the list or, if none was chosen, of the best match, or null. `names[id]` is the name of a
+ * token. The element `note` shows `explain(text)` if no token matches the text.
  */
-export function tokenField({ label, names, onChoose }) {
+export function tokenField({ label, names, onChoose, explain }) {
   const id = nextId("token"), listId = nextId("matches");
   const keys = names.map(searchKey);
   const list = el("ul", { id: listId, role: "listbox", class: "matches", hidden: true, "aria-label": "matching tokens" });
@@ -17,6 +18,8 @@ export function tokenField({ label, names, onChoose }) {
     "aria-expanded": "false", "aria-controls": listId, "aria-autocomplete": "list",
   });
   const field = { input, matches: [], at: -1, chosen: null };
+  field.note = el("p", { class: "note field-note", role: "status" });
+  field.explain = () => (field.note.textContent = explain(input.value));
   field.value = () => field.chosen ?? field.matches[0] ?? null;
   function close() {
     list.hidden = true;
@@ -30,6 +33,8 @@ export function tokenField({ label, names, onChoose }) {
     list.replaceChildren(...field.matches.map((token, i) =>
       el("li", { role: "option", id: `${listId}-${i}`, class: "token", text: names[token] })));
     list.hidden = field.matches.length === 0;
+    if (list.hidden && input.value !== "") field.explain();
+    else field.note.textContent = "";
     input.setAttribute("aria-expanded", String(!list.hidden));
     mark(-1);
   }
@@ -54,6 +59,7 @@ export function tokenField({ label, names, onChoose }) {
       if (field.at >= 0) choose(field.at);
       close();
       if (field.value() !== null) onChoose(field.value());
+      else field.explain();
     } else return;
     event.preventDefault();
   });

@@ -5,6 +5,11 @@ import { tokenField } from "./combobox.js";
 import { disableFor, reasonNote } from "./reasons.js";
 import { drawLines, tokenStrip } from "./strip.js";
 import { nextTokens, sortedLogits } from "./sampling.js";
+import { explainNoMatch, noTextField, textField } from "./text_field.js";
+import { createTokenizer } from "./tokenizer.js";
+
+const CAPTURED = "This page shows captured values, so the text cannot be edited. For another text, write "
+  + "another page: jaxformer explain RUN \"your text\"";
 
 /** Returns {element, update, shade}. */
 export function textPanel(store) {
@@ -19,8 +24,11 @@ export function textPanel(store) {
     strip.element,
   ]);
   const prediction = el("div", { class: "prediction", "aria-live": "polite" });
-  const tools = values.live ? editTools(store) : note("This page shows captured values, so the text cannot be edited.");
-  const left = el("div", {}, [strips, tools.element ?? tools]);
+  const tokenizer = values.live && data.tokenizer ? createTokenizer(data.tokenizer) : null;
+  const typed = tokenizer && textField(store, tokenizer);
+  const tools = values.live ? editTools(store, tokenizer) : note(CAPTURED);
+  const reason = values.live && !tokenizer ? noTextField(data.tokenizer_reason) : null;
+  const left = el("div", {}, [typed?.element ?? reason, strips, tools.element ?? tools]);
   const element = card("Text", [el("div", { class: "split" }, [left, prediction])]);
   const panel = { element, strip, shaded: null };
 
@@ -44,6 +52,7 @@ export function textPanel(store) {
     strip.select(store.selection.position);
     if (what === "values" || what === "selection") showPrediction(store, prediction);
     tools.update?.(what);
+    typed?.update(what);
   };
   strip.element.addEventListener("scroll", redraw);
   new ResizeObserver(redraw).observe(strips);
@@ -72,14 +81,19 @@ function showPrediction(store, element) {
 }
 
 /** Returns the field and the buttons that replace, insert and delete tokens. */
-function editTools(store) {
+function editTools(store, tokenizer) {
   const edit = (change, move) => store.edit((tokens, position) => {
     change(tokens, position);
     return { tokens, first: position, select: position + move };
   });
   const replace = (id) => edit((tokens, at) => (tokens[at] = id), 0);
-  const field = tokenField({ label: "Other token", names: store.data.names, onChoose: replace });
-  const withToken = (action) => () => { const id = field.value(); if (id !== null) action(id); };
+  const explain = (text) => explainNoMatch(text, store.data.names, tokenizer);
+  const field = tokenField({ label: "Other token", names: store.data.names, onChoose: replace, explain });
+  const withToken = (action) => () => {
+    const id = field.value();
+    if (id === null) field.explain();
+    else action(id);
+  };
   const insert = (id) => edit((tokens, at) => tokens.splice(at + 1, 0, id), 1);
   const buttons = [
     button("Replace", withToken(replace)),
@@ -95,6 +109,6 @@ function editTools(store) {
     disableFor(insertButton, length >= most ? `the text has ${length} tokens, and this model takes at most ${most}.` : null);
     reasons.update();
   };
-  const row = el("div", { class: "tools" }, [field.element, el("div", { class: "buttons" }, buttons)]);
+  const row = el("div", { class: "tools" }, [field.element, el("div", { class: "buttons" }, buttons), field.note]);
   return { element: el("div", {}, [row, reasons.element]), update };
 }

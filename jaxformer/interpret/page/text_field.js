@@ -1,0 +1,101 @@
+// The field for a text of the reader's own, which the model then reads.
+
+import { button, el, nextId, note } from "./dom.js";
+
+const MOST_CHARACTERS = 100_000; // a longer text is not encoded while the reader types
+const EMPTY = "Type at least one character.";
+
+/** Returns {element, update} of the field and its button; `tokenizer` is from tokenizer.js. */
+export function textField(store, tokenizer) {
+  const id = nextId("text"), statusId = nextId("text-status");
+  const input = el("textarea", {
+    id, rows: 2, spellcheck: "false", autocapitalize: "off", autocomplete: "off",
+    "aria-describedby": statusId, "aria-keyshortcuts": "Control+Enter",
+  });
+  const status = el("p", { class: "note text-status", id: statusId, role: "status" });
+  const run = button("Run this text", () => runText());
+  let shown = store.tokens; // the tokens that belong to the text in the field
+  const read = () => readText(store.data, tokenizer, input.value);
+
+  function runText() {
+    const { tokens, fault } = read();
+    if (fault) return;
+    shown = tokens;
+    store.setTokens(tokens, 0, tokens.length - 1);
+  }
+  function showStatus({ tokens, fault, said }, isExact = true) {
+    const without = "The tokens shown have no exact text. Running this text gives";
+    status.textContent = fault ?? (isExact ? said : `${without} ${countTokens(tokens.length)}.`);
+    status.classList.toggle("bad", Boolean(fault));
+    run.disabled = Boolean(fault);
+    run.title = fault ?? "Ctrl+Enter";
+  }
+  function follow(tokens) {
+    shown = tokens;
+    input.value = tokenizer.decode(tokens);
+    const found = read();
+    showStatus(found, !found.fault && sameTokens(found.tokens, tokens));
+  }
+  input.addEventListener("input", () => showStatus(read()));
+  input.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey)) return;
+    event.preventDefault();
+    runText();
+  });
+  follow(store.tokens);
+  const update = (what) => {
+    if (what === "values" && !sameTokens(store.tokens, shown)) follow(store.tokens);
+  };
+  return {
+    element: el("div", { class: "text-field" }, [
+      el("label", { for: id, text: "Your text" }), input,
+      el("div", { class: "text-run" }, [run, status]),
+    ]),
+    update,
+  };
+}
+
+/** Returns a sentence instead of the field for a page that cannot encode texts. */
+export const noTextField = (reason) => note(`This page cannot read a text that you type: ${reason}.`);
+
+/** Returns {tokens, said} of a text, or {fault}: why the model cannot read it. */
+function readText({ tokenizer: about, config, names }, tokenizer, text) {
+  if (text === "") return { fault: EMPTY };
+  if (text.length > MOST_CHARACTERS) {
+    return { fault: `${grouped(text.length)} characters; this page reads at most ${grouped(MOST_CHARACTERS)}.` };
+  }
+  if (!text.isWellFormed()) return { fault: "The text contains half of a character, which has no UTF-8 bytes." };
+  const inner = tokenizer.encode(text);
+  const tokens = [...about.before, ...inner, ...about.after];
+  const missing = tokens.find((token) => token >= about.num_ids);
+  if (missing !== undefined) {
+    return { fault: `The text contains token ${missing}; this model's tokens are 0 to ${about.num_ids - 1}.` };
+  }
+  if (!tokens.length) return { fault: "The tokenizer removes all characters of this text. Type another text." };
+  const reader = about.most_tokens < config.max_length ? "this page" : "this model";
+  const count = countTokens(tokens.length), most = `${reader} takes at most ${about.most_tokens}`;
+  if (tokens.length > about.most_tokens) return { fault: `${count}; ${most}.` };
+  return { tokens, said: `${count}${addedTokens(about, names)}; ${most}.` };
+}
+
+/** Returns the part of a sentence that names the tokens around the text. */
+function addedTokens({ before, after }, names) {
+  const listed = (ids) => ids.map((id) => names[id]).join(" ");
+  const parts = [[before, "before"], [after, "after"]].filter(([ids]) => ids.length);
+  return parts.length ? ` with ${parts.map(([ids, where]) => `${listed(ids)} ${where} the text`).join(" and ")}` : "";
+}
+
+/** Returns why a text has no match in the list of tokens, and which tokens it has instead. */
+export function explainNoMatch(text, names, tokenizer) {
+  if (text === "") return "Type the text of a token first.";
+  const begin = `No token of the vocabulary contains “${text}”.`;
+  const ids = tokenizer && text.length <= MOST_CHARACTERS && text.isWellFormed() ? tokenizer.encode(text) : [];
+  if (!ids.length) return begin;
+  const listed = ids.slice(0, 8).map((id) => names[id] ?? `#${id}`).join(" | ");
+  return `${begin} The tokenizer reads it as ${countTokens(ids.length)}: ${listed}${ids.length > 8 ? " …" : ""}. `
+    + "To use the whole text, type it under “Your text”.";
+}
+
+const grouped = (number) => number.toLocaleString("en");
+const countTokens = (number) => `${grouped(number)} token${number === 1 ? "" : "s"}`;
+const sameTokens = (a, b) => a.length === b.length && a.every((token, i) => token === b[i]);

@@ -1,0 +1,141 @@
+"""Data with which a page encodes a text that the reader types (`page/tokenizer.js`)."""
+
+import json
+from typing import Any
+
+import numpy as np
+
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.artifacts.subwords import Subwords
+from jaxformer.artifacts.tokenizer import Tokenizer
+from jaxformer.interpret.encoded_text import MOST_TOKENS, text_frame
+from jaxformer.interpret.page_file import pack
+from jaxformer.interpret.page_patterns import Unsupported
+from jaxformer.interpret.page_text_steps import (
+    RUST_WORD,
+    decoder_steps,
+    normalizer_steps,
+    pre_tokenizer_steps,
+)
+from jaxformer.models.config.model import ModelConfig
+
+# A byte that no UTF-8 text contains ends each token of the packed vocabulary.
+_END = b"\xff"
+_MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
+_MODEL_FIELDS = """fuse_unk byte_fallback ignore_merges continuing_subword_prefix
+    end_of_word_suffix max_input_chars_per_word""".split()
+
+
+def tokenizer_reason(tokenizer: Tokenizer | None) -> str | None:
+    """Returns the reason why a page cannot encode texts with a tokenizer; None if it can."""
+    if tokenizer is None:
+        return "the page was written from token ids, without a tokenizer"
+    if type(tokenizer) not in (ByteTokenizer, Subwords):
+        return f"the page has no tokenizer of the class {type(tokenizer).__name__}"
+    model = tokenizer.parts["model"]
+    if model["type"] not in _MODELS:
+        return f"the page has no tokenizer model {model['type']}"
+    if model.get("dropout"):
+        return "the tokenizer merges at random (dropout), so its tokens are not reproducible"
+    try:
+        _steps(tokenizer)
+    except Unsupported as error:
+        return str(error)
+    return None
+
+
+def tokenizer_data(tokenizer: Tokenizer | None, config: ModelConfig) -> dict[str, Any]:
+    """Returns the entry "tokenizer" of a page's data or, without one, "tokenizer_reason".
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        config: The config of the model, which limits the length of a text.
+    """
+    reason = tokenizer_reason(tokenizer)
+    if tokenizer is None or reason is not None:
+        return {"tokenizer_reason": reason}
+    try:
+        before, after = text_frame(config, tokenizer)
+    except ValueError as error:
+        return {"tokenizer_reason": str(error).removeprefix("tokenizer: ")}
+    limits = {"most_tokens": min(config.max_length, MOST_TOKENS), "num_ids": config.vocab_size}
+    frame = {"before": before, "after": after}
+    return {"tokenizer": page_tokenizer(tokenizer) | limits | frame}
+
+
+def page_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the tokenizer as JSON. `tokenizer_reason` must have returned None.
+
+    The result contains "normalizer", "pre_tokenizer" and "decoder" (lists of steps), "model"
+    (vocabulary, merges or scores, and settings), "added" (added tokens), and the rules by which
+    jaxformer encodes special tokens that a text spells out.
+    """
+    backend = tokenizer._backend
+    return _steps(tokenizer) | {
+        "model": _model(json.loads(backend.to_str())["model"]),
+        "added": _added(tokenizer),
+        "word": RUST_WORD,
+        "parses_special": tokenizer.parses_special,
+        "spellings": getattr(tokenizer, "_spellings", None),
+        "special": sorted(getattr(tokenizer, "_special", ())),
+    }
+
+
+def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns the steps before and after the tokenizer's model."""
+    decoder = decoder_steps(tokenizer.parts)
+    if isinstance(tokenizer, ByteTokenizer):
+        # Its added tokens decode to their text. The `tokenizers` library reads their characters as
+        # bytes.
+        decoder = [{**step, "added_as_text": True} for step in decoder]
+    return {
+        "normalizer": normalizer_steps(tokenizer.parts),
+        "pre_tokenizer": pre_tokenizer_steps(tokenizer.parts),
+        "decoder": decoder,
+    }
+
+
+def _model(model: dict[str, Any]) -> dict[str, Any]:
+    """Returns the model of a tokenizer.json with packed tokens, merges and scores."""
+    found: dict[str, Any] = {name: model[name] for name in _MODEL_FIELDS if name in model}
+    found["type"] = model["type"]
+    if model["type"] == "Unigram":
+        tokens = [token for token, _ in model["vocab"]]
+        scores = np.array([score for _, score in model["vocab"]], "<f8")
+        # Scores are compared exactly, so all 64 bits are packed.
+        found |= {"scores": pack(scores.view("<i4"), "int32"), "unk_id": model["unk_id"]}
+        return found | {"vocabulary": _packed_tokens(tokens)}
+    ids: dict[str, int] = model["vocab"]
+    tokens = [""] * (max(ids.values(), default=-1) + 1)
+    for token, number in ids.items():
+        tokens[number] = token
+    found |= {"vocabulary": _packed_tokens(tokens), "unk_id": ids.get(model.get("unk_token") or "")}
+    if model["type"] == "BPE":
+        pairs = [(ids[left], ids[right]) for left, right in model["merges"]]
+        # All left ids come first, because similar numbers compress better.
+        found["merges"] = pack(np.array(pairs, np.int32).reshape(-1, 2).T, "int32")
+    return found
+
+
+def _packed_tokens(tokens: list[str]) -> dict[str, Any]:
+    """Packs tokens in the order of their ids. The token of an unused id is empty."""
+    text = b"".join(token.encode() + _END for token in tokens)
+    return pack(np.frombuffer(text, np.uint8), "uint8")
+
+
+def _added(tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """Returns the added tokens.
+
+    Their entry "sought" is the spelling in a (normalized) text. The entry "text" is the text to
+    which the token is decoded.
+    """
+    normalizer, found = tokenizer._backend.normalizer, []
+    options = ("id", "special", "single_word", "lstrip", "rstrip", "normalized")
+    for token in tokenizer.parts["added_tokens"]:
+        text = sought = token["content"]
+        if token["normalized"] and normalizer is not None:
+            sought = normalizer.normalize_str(text)
+        if not isinstance(tokenizer, ByteTokenizer):
+            text = tokenizer.token_name(token["id"])
+        found.append({name: token[name] for name in options} | {"sought": sought, "text": text})
+    return found

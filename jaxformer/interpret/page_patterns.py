@@ -10,11 +10,11 @@ or put into another class may then be split in another way.
 """
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 
 # The characters that these escapes match in Oniguruma.
 WHITE_SPACE = r"\p{White_Space}"
-_CLASSES = {"s": WHITE_SPACE, "d": r"\p{Nd}", "w": r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}"}
+_CLASSES = {"s": WHITE_SPACE, "d": r"\p{Nd}", "w": r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}²³¹¼½¾"}
 _CONTROLS = {"n": r"\n", "r": r"\r", "t": r"\t", "f": r"\f", "v": r"\v"}
 # V8 does not match `\p{L}$` at a character above U+FFFF, so the end is a lookahead.
 END = "(?![^])"
@@ -137,9 +137,14 @@ class _Reader:
         self.at += len(opening)
         if opening == "(" and self.rest[:1] == "?":
             raise self.unknown("(" + self.rest[:2])
+        begin = self.at
         body = self.alternatives(fold or opening == "(?i:")
         if not self.take(")"):
             raise self.unknown(opening)
+        # In such a group, Oniguruma matches "ß" with "ss".
+        read = self.pattern[begin : self.at].casefold()
+        if opening == "(?i:" and any(several in read for several in _folded_to_several()):
+            raise self.unknown(f"(?i:{read}")
         if opening == "(?>":
             return self.atomic(body)
         start = opening if opening[2:] in ("=", "!", "<=", "<!") else "(?:"
@@ -209,6 +214,13 @@ class _Reader:
 
 def _code_point(match: re.Match) -> str:
     return f"\\u{{{int(next(filter(None, match.groups())), 16):x}}}"
+
+
+@cache
+def _folded_to_several() -> frozenset[str]:
+    """Returns the texts of several characters that differ from one character only in their case."""
+    folded = (chr(code).casefold() for code in range(0x11000))
+    return frozenset(text for text in folded if len(text) > 1)
 
 
 @lru_cache(maxsize=256)

@@ -4,8 +4,8 @@
     page.write("page.html")
 
 For a small decoder, the page contains the weights, and JavaScript runs the model in the browser:
-editing a token or ablating a head changes the logits. For any other model, the page shows values
-that JAX computed.
+typing a text, editing a token or ablating a head changes the logits. For any other model, the page
+shows values that JAX computed.
 """
 
 import html
@@ -159,9 +159,9 @@ def explain(
         data |= _captured(model, variables, inputs)
     else:
         data |= _live(model, variables["params"], inputs)
+        data |= tokenizer_data(tokenizer, model.config)
     if compare is not None:
         data["compare"] = compare_data(model, variables, data["title"], compare, inputs)
-        data |= tokenizer_data(tokenizer, model.config)
     data["names"] = _names(data, tokenizer, model.config.vocab_size)
     if atlas is not None:
         data["atlas"] = atlas_data(atlas, "text")

@@ -100,6 +100,8 @@ PIECES = {
     "special": [
         *SPECIAL,
         "<tool>",
+        "<tool>!",
+        "qab",
         "<|mask|>",
         "<strip>",
         "word",
@@ -152,6 +154,7 @@ def add_tokens(backend: tokenizers.Tokenizer) -> Subwords:
     backend.add_tokens(
         [
             AddedToken("<tool>", normalized=False),
+            AddedToken("<tool>!", normalized=False),
             AddedToken("<strip>", lstrip=True, rstrip=True),
             AddedToken("word", single_word=True),
             AddedToken("ÉCOLE", normalized=True),
@@ -200,9 +203,11 @@ def sentencepiece(kind: str) -> Subwords:
     learner.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=400, **options))
     learned = json.loads(learner.to_str())["model"]
     bytes_ = [] if kind == "no bytes" else [f"<0x{n:02X}>" for n in range(256)]
-    known = [*SPECIAL, *bytes_, *learned["vocab"], "▁▁", "▁▁▁▁"]
+    known = [*SPECIAL, *bytes_, *learned["vocab"], "▁▁", "▁▁▁▁", *"</s>", "</", "</s"]
     ids = {text: number for number, text in enumerate(dict.fromkeys(known))}
     merges = [*map(tuple, learned["merges"]), ("▁", "▁"), ("▁▁", "▁▁")]
+    # These merges build the special token "</s>" from plain text.
+    merges += [("<", "/"), ("</", "s"), ("</s", ">")]
     fuses = kind != "llama"
     options = {"unk_token": "<unk>", "byte_fallback": bool(bytes_), "fuse_unk": fuses}
     backend = tokenizers.Tokenizer(models.BPE(ids, merges, **options))
@@ -217,6 +222,26 @@ def sentencepiece(kind: str) -> Subwords:
         backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=splits)
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", left=kind != "gemma")])
+    return add_tokens(backend)
+
+
+def merged_special() -> ByteTokenizer:
+    """Returns a tokenizer whose merges build its end-of-text token from plain text."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    options = {"initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["</s>"], **options)
+    backend.train_from_iterator(["a</s>b</s>c 1</s>"] * 9, trainer)
+    return ByteTokenizer(backend)
+
+
+def small_unigram() -> Subwords:
+    """Returns a Unigram model in which an unknown character costs more than two tokens."""
+    vocab = [("<unk>", 0.0), ("qa", -30.0), ("a", -2.0), ("b", -6.0), ("ab", -1.0)]
+    backend = tokenizers.Tokenizer(models.Unigram(vocab, 0))
+    backend.decoder = decoders.Fuse()
     return add_tokens(backend)
 
 
@@ -293,6 +318,8 @@ KINDS = {
     "no bytes": lambda: sentencepiece("no bytes"),
     "unigram": lambda: unigram(byte_fallback=False),
     "unigram bytes": lambda: unigram(byte_fallback=True),
+    "small unigram": small_unigram,
+    "merged special": merged_special,
     "bert": lambda: word_piece("bert"),
     "words": lambda: word_piece("words"),
     "pieces of three": pieces_of_three,

@@ -112,7 +112,7 @@ def test_page_states_why_it_cannot_run_a_typed_text(live, opened):
     for text, said in {
         "": "Type at least one character.",
         too_long: f"{most + 1} tokens; this model takes at most {most}.",
-        "z" * 100_001: "100,001 characters; this page reads at most 100,000.",
+        "z" * 20_001: "20,001 characters; this page reads at most 20,000.",
     }.items():
         tab.fill("textarea", text)
         assert tab.inner_text(".text-status") == button.get_attribute("title") == said
@@ -185,7 +185,7 @@ def test_typed_text_with_a_token_that_the_model_lacks_is_refused(live, opened):
     tab = opened(written(live.model, live.variables, "q", words))
     tab.fill("textarea", wide)
     (token,) = words.encode(wide)
-    said = f"The text contains token {token}; this model's tokens are 0 to 299."
+    said = f"The text contains token {token}, “{wide}”; this model's tokens are 0 to 299."
     assert tab.inner_text(".text-status") == said
 
 

@@ -2,7 +2,7 @@
 
 import { button, el, nextId, note } from "./dom.js";
 
-const MOST_CHARACTERS = 100_000; // a longer text is not encoded while the reader types
+const MOST_CHARACTERS = 20_000; // a longer text would make typing slow
 const EMPTY = "Type at least one character.";
 
 /** Returns {element, update} of the field and its button; `tokenizer` is from tokenizer.js. */
@@ -69,7 +69,8 @@ function readText({ tokenizer: about, config, names }, tokenizer, text) {
   const tokens = [...about.before, ...inner, ...about.after];
   const missing = tokens.find((token) => token >= about.num_ids);
   if (missing !== undefined) {
-    return { fault: `The text contains token ${missing}; this model's tokens are 0 to ${about.num_ids - 1}.` };
+    const missingText = tokenizer.decode([missing]);
+    return { fault: `The text contains token ${missing}, “${missingText}”; this model's tokens are 0 to ${about.num_ids - 1}.` };
   }
   if (!tokens.length) return { fault: "The tokenizer removes all characters of this text. Type another text." };
   const reader = about.most_tokens < config.max_length ? "this page" : "this model";

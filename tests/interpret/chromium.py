@@ -25,8 +25,11 @@ class Pages:
         """Stores the browser and the folder."""
         self.browser, self.folder, self.faults, self._files = browser, folder, [], {}
 
-    def open(self, page, width=1280, height=900, address="", **options):
-        """Opens a page at a size and returns its tab. `address` follows the name of the file."""
+    def open(self, page, width=1280, height=900, address="", view="attention", **options):
+        """Opens a page at a size and returns its tab, on this view if the page has it.
+
+        `address` follows the name of the file. With an address, the page chooses the view itself.
+        """
         number = self._files.setdefault(id(page), len(self._files))
         path = page.write(self.folder / f"{number}.html")
         size = {"width": width, "height": height}
@@ -38,6 +41,8 @@ class Pages:
         tab.on("request", lambda x: x.url.startswith(own) or self.faults.append(x.url))
         tab.goto(f"file://{path}{address}")
         wait(tab)
+        if view and not address and tab.locator(f"#tab-{view}").count():
+            tab.click(f"#tab-{view}")
         return tab
 
 

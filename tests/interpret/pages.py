@@ -92,6 +92,8 @@ OPTIONS = {
     },
     "offset": {"position_offset": 2, "first_attention_norm": False},
 }
+# The tabs of a live page of a decoder, in their order.
+VIEWS = ("model", "attention", "inside", "lens", "norm", "dependency", "decoding", "heads")
 NO_MATRIX = {
     "effects": explanation.pack(np.ones((1, 1)), "float32"),
     "matrix": [[1]],

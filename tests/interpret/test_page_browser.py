@@ -20,6 +20,7 @@ from tests.interpret.pages import (
     NO_MATRIX,
     OPTIONS,
     TEXT,
+    VIEWS,
     jax_logits,
     model_of,
     rounded_params,
@@ -35,7 +36,6 @@ pytestmark = [
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-VIEWS = ("model", "attention", "inside", "lens", "norm", "dependency", "decoding", "heads")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,8 @@ def opened(browser, tmp_path, monkeypatch):
         tab.on("request", lambda request: request.url == own or faults.append(request.url))
         tab.goto(own)
         wait(tab)
-        tab.click("#tab-attention")
+        if tab.locator("#tab-attention").count():
+            tab.click("#tab-attention")
         return tab
 
     yield open_page
@@ -403,18 +404,23 @@ def test_every_suggested_token_of_the_page_can_be_selected(opened):
     assert {words.encode(x)[0] for x in (" ", "\n", "\t", "·", "→", "⏎")} <= seen
 
 
-def test_explain_page_applies_temperature_and_top_p_to_the_logits(opened):
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(0.5, 0, 0.4), (1.5, 20, 0.6), (0.7, 3, 1.0), (2.0, 0, 1.0)]
+)
+def test_explain_page_samples_from_the_distribution_of_the_sampler(
+    opened, temperature, top_k, top_p
+):
     model, variables = model_of()
     tab = opened(explain(model, variables, TEXT, tokenizer()))
     tab.click("#tab-decoding")
     last = tab.evaluate("jaxformerPage.store.tokens.length - 1")
     logits = np.array(tab.evaluate(f"jaxformerPage.logits({last})"))
-    temperature, top_p = tab.locator("#view-decoding input[type=range]").all()
-    temperature.fill("0.5")
-    top_p.fill("0.4")
-    shares = np.exp((logits - logits.max()) / 0.5)
-    shares = np.sort(shares / shares.sum())[::-1]
-    kept = int((np.cumsum(shares) - shares < 0.4).sum())
+    sliders = tab.locator("#view-decoding input[type=range]").all()
+    for slider, value in zip(sliders, (temperature, top_k, top_p), strict=True):
+        slider.fill(str(value))
+    shares = np.sort(np.exp((logits - logits.max()) / temperature))[::-1]
+    shares = shares[: top_k or None] / shares[: top_k or None].sum()
+    kept = int((np.cumsum(shares) - shares < top_p).sum())
     said = tab.locator("#view-decoding [aria-live=polite]").inner_text()
     assert said.startswith(f"{kept} of 300 tokens")
     best = tab.locator("#view-decoding .bar-value").first.inner_text()

@@ -14,7 +14,7 @@ from jaxformer.models.parameters import init
 from jaxformer.training.presets import training_preset
 from jaxformer.verify.rules import layer_rules
 from tests.interpret.chromium import opened_pages, wait
-from tests.interpret.pages import TEXT, model_of, tokenizer
+from tests.interpret.pages import TEXT, VIEWS, model_of, tokenizer
 from tests.slow import mostly_slow
 
 pytestmark = [
@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 WIDTHS = (390, 768, 1440, 2560)
-VIEWS = ("attention", "lens", "norm", "dependency", "decoding", "heads")
 THEMES = ("light", "dark")
 
 

@@ -7,14 +7,13 @@ import pytest
 
 from jaxformer.interpret import explain
 from tests.interpret.chromium import opened_pages, wait
-from tests.interpret.pages import TEXT, model_of, tokenizer
+from tests.interpret.pages import TEXT, VIEWS, model_of, tokenizer
 from tests.slow import mostly_slow
 
 pytestmark = [
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-VIEWS = ("attention", "lens", "norm", "dependency", "decoding", "heads")
 STATE = """(() => { const { store, tabs } = jaxformerPage;
   return { ...store.selection, tab: tabs.chosen.id, tokens: [...store.tokens],
     strengths: [...store.values.strengths], theme: document.documentElement.dataset.theme ?? null,
@@ -101,7 +100,7 @@ FOREIGN = {
 
 
 def test_page_ignores_a_link_that_does_not_fit_and_says_so(pages, page):
-    first = pages.open(page)
+    first = pages.open(page, view=None)
     expected = first.evaluate(STATE)
     for address, wrong in FOREIGN.items():
         first.evaluate("(text) => { location.hash = text; }", address)
@@ -123,7 +122,7 @@ def test_page_leaves_unknown_words_of_its_address_alone(pages, page):
 
 
 def test_opening_a_page_does_not_change_its_address_and_using_it_adds_no_history(pages, page):
-    tab = pages.open(page)
+    tab = pages.open(page, view=None)
     assert hash_of(tab) == ""
     before = tab.evaluate("history.length")
     tab.click("#tab-lens")

@@ -11,16 +11,20 @@ const NUM_BARS = 12;
 export function decodingView(store) {
   const { values, data } = store;
   if (whyNot(store, "decoding")) return null;
-  const view = { id: "decoding", title: "Decoding", temperature: 1, topP: 1 };
+  const view = { id: "decoding", title: "Decoding", temperature: 1, topK: 0, topP: 1 };
   const show = () => view.update("own");
   const temperature = slider({
     label: "Temperature", min: 0, max: 2, step: 0.05, value: 1,
     format: (x) => (x === 0 ? "0 (greedy)" : x.toFixed(2)), onInput: (x) => { view.temperature = x; show(); },
   });
+  const topK = slider({
+    label: "Top-k", min: 0, max: Math.min(100, data.config.vocab_size), step: 1, value: 0,
+    format: (x) => (x === 0 ? "off" : String(x)), onInput: (x) => { view.topK = x; show(); },
+  });
   const topP = slider({
     label: "Top-p", min: 0.05, max: 1, step: 0.01, value: 1, format: (x) => x.toFixed(2), onInput: (x) => { view.topP = x; show(); },
   });
-  const tokensOf = () => nextTokens(values.distribution(view.position()), view.temperature, view.topP);
+  const tokensOf = () => nextTokens(values.distribution(view.position()), view.temperature, view.topP, view.topK);
   const reads = store.tokens.length;
   view.read = reads; // the number of tokens in the cache, for captured values
   view.position = () => (values.live ? store.tokens.length : view.read) - 1;
@@ -48,7 +52,7 @@ export function decodingView(store) {
     : "This page shows captured values, so the steps follow the given text.");
   view.element = el("div", { class: "columns narrow" }, [
     card("Step", [text, el("div", { class: "buttons" }, buttons), reasons.element, stepNote, el("h3", { text: "Cache" }), cache]),
-    card("Next token", [temperature.element, topP.element, facts, bars]),
+    card("Next token", [temperature.element, topK.element, topP.element, facts, bars]),
   ]);
 
   view.update = (what) => {
@@ -69,7 +73,7 @@ export function decodingView(store) {
       ({ text: store.name(id), share, quiet: !isKept, shown: isKept ? percent(share) : "dropped" })), "The most probable next tokens"));
     if (values.live) {
       const { max_length } = data.config;
-      const full = store.tokens.length >= max_length ? `the text has ${max_length} tokens, and this model takes at most ${max_length}.` : null;
+      const full = store.tokens.length >= max_length ? `the text is full: it has ${max_length} tokens, and this model takes at most ${max_length}.` : null;
       disableFor(buttons[0], full);
       disableFor(buttons[1], full);
       disableFor(buttons[2], store.tokens.length < 2 ? "the text needs a token." : null);

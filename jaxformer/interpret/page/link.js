@@ -10,7 +10,7 @@ const PAUSE = 200; // milliseconds; browsers limit how often the address may cha
 export function pageLink(store, tabs, setTheme) {
   const link = { initial: null, text: null, timer: null };
   const message = el("p", { class: "note link-message", role: "status", hidden: true });
-  const field = el("input", { type: "text", readonly: true, hidden: true, class: "link-field", "aria-label": "Link to this state of the page" });
+  const field = el("input", { type: "url", readonly: true, hidden: true, class: "link-field", "aria-label": "Link to this state of the page" });
   const numHeads = store.data.config.num_heads ?? 1;
   const current = () => writeState(stateOf(store, tabs), numHeads);
   const say = (text) => { message.textContent = text; message.hidden = text === ""; };

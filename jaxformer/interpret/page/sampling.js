@@ -1,4 +1,4 @@
-// The distribution of the next token after temperature and top-p, as `decoding/sampling.py`.
+// The distribution of the next token after temperature, top-k and top-p, as `decoding/sampling.py`.
 
 import { largestIndices, logSum } from "./maths.js";
 
@@ -6,9 +6,10 @@ import { largestIndices, logSum } from "./maths.js";
  * Returns the most probable tokens as [{id, share, kept}], the most probable first.
  *
  * `known` is {ids, logits, logSum}: all logits or the largest ones, the largest first, and the
- * logarithm of the mass of all. Top-p keeps the fewest tokens that have at least this probability.
+ * logarithm of the mass of all. Top-k keeps this number of tokens, or all tokens if it is 0. Of these,
+ * top-p keeps the fewest tokens that have at least this probability.
  */
-export function nextTokens(known, temperature, topP) {
+export function nextTokens(known, temperature, topP, topK = 0) {
   const { ids, logits } = known;
   if (temperature === 0) {
     return Array.from(ids, (id, i) => ({ id, share: i === 0 ? 1 : 0, kept: i === 0 }));
@@ -16,14 +17,17 @@ export function nextTokens(known, temperature, topP) {
   const tempered = Float64Array.from(logits, (logit) => (logit - logits[0]) / temperature);
   const total = tailLogSum(known, tempered, temperature);
   const shares = tempered.map((logit) => Math.exp(logit - total));
+  const limit = topK > 0 ? Math.min(topK, ids.length) : ids.length;
+  const truncates = limit < (known.vocabSize ?? ids.length) && topK > 0;
+  const mass = truncates ? shares.subarray(0, limit).reduce((sum, share) => sum + share, 0) : 1;
   let before = 0;
   const found = Array.from(ids, (id, i) => {
-    const kept = before < topP;
+    const kept = i < limit && before < topP * mass;
     before += shares[i];
     return { id, share: shares[i], kept };
   });
   const kept = found.reduce((sum, token) => sum + (token.kept ? token.share : 0), 0);
-  const whole = topP < 1 ? kept : 1;
+  const whole = topP < 1 || truncates ? kept : 1;
   for (const token of found) token.share = token.kept ? token.share / whole : 0;
   return found;
 }

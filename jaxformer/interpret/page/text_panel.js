@@ -106,7 +106,7 @@ function editTools(store, tokenizer) {
   const update = () => {
     const { length } = store.tokens, most = store.data.config.max_length;
     disableFor(deleteButton, length < 2 ? "the text needs a token." : null);
-    disableFor(insertButton, length >= most ? `the text has ${length} tokens, and this model takes at most ${most}.` : null);
+    disableFor(insertButton, length >= most ? `the text is full: it has ${length} tokens, and this model takes at most ${most}.` : null);
     reasons.update();
   };
   const row = el("div", { class: "tools" }, [field.element, el("div", { class: "buttons" }, buttons), field.note]);

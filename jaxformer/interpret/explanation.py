@@ -3,9 +3,9 @@
     page = explain(model, variables, "def f(x):", tokenizer)
     page.write("page.html")
 
-For a small decoder, the page contains the weights, and JavaScript runs the model in the browser:
-typing a text, editing a token or ablating a head changes the logits. For any other model, the page
-shows values that JAX computed.
+For a model of at most 30 million parameters, the page contains the weights, and JavaScript runs
+the model in the browser: typing a text, editing a token or ablating a head changes the logits. For
+any other model, the page shows values that JAX computed.
 """
 
 import html
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxformer.artifacts.files import write_whole
@@ -24,30 +23,36 @@ from jaxformer.functional.linear.affine import dense_all
 from jaxformer.functional.trees import Weights, stack_trees
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
-from jaxformer.interpret.layers import layers_with, transformer_config
+from jaxformer.interpret.layers import layers_with
 from jaxformer.interpret.page_compare import Compared, check_comparable, compare_data, shown_ids
 from jaxformer.interpret.page_data import (
+    all_logits,
     atlas_data,
     attribution_data,
     captured_data,
     dependency_data,
-    final_logits,
     repeated_atlas,
+    rounding_data,
 )
 from jaxformer.interpret.page_drawing import drawing_data
 from jaxformer.interpret.page_file import pack, page_html, unpack
+from jaxformer.interpret.page_kinds import page_config
 from jaxformer.interpret.page_tokenizer import tokenizer_data
 from jaxformer.interpret.page_weights import (
+    for_page,
+    has_8_bits,
     live_reason,
+    num_parameters,
     packed_weights,
-    page_config,
     unpacked_weights,
 )
-from jaxformer.models.config import architecture_name
+from jaxformer.models.config import DecoderConfig, architecture_name
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel
 
 PAGE_FORMAT = 1
+# A decoder with at most this number of parameters gets a head atlas on its page.
+MOST_MEASURED = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -162,11 +167,14 @@ def explain(
         data |= tokenizer_data(tokenizer, model.config)
     if compare is not None:
         data["compare"] = compare_data(model, variables, data["title"], compare, inputs)
+    data["mask"] = tokenizer.mask_token if tokenizer and model.config.bidirectional else None
     data["names"] = _names(data, tokenizer, model.config.vocab_size)
     if atlas is not None:
         data["atlas"] = atlas_data(atlas, "text")
-    elif not reason and (found := repeated_atlas(model, variables)) is not None:
-        data["atlas"] = atlas_data(found, "repeated random tokens")
+    elif _measures_heads(model, variables, reason):
+        found = repeated_atlas(model, variables)
+        if found is not None:
+            data["atlas"] = atlas_data(found, "repeated random tokens")
     document = page_html(data, f"{data['title']}: attention, layers and decoding")
     return Page(document, data["mode"], reason, len(inputs.tokens))
 
@@ -188,18 +196,30 @@ def _captured(model: LanguageModel, variables: Weights, inputs: EncodedText) -> 
 def _live(model: LanguageModel, params: Weights, inputs: EncodedText) -> dict[str, Any]:
     """Returns the config, the weights, and JAX's logits, with which the page checks its logits."""
     weights = packed_weights(params)
-    expected = final_logits(model, unpacked_weights(weights), inputs)
-    return {
-        "config": page_config(transformer_config(model), params),
-        "weights": weights,
-        "expected": pack(expected, "float32"),
+    expected = all_logits(model, unpacked_weights(weights), inputs)
+    data = {
+        "config": page_config(model.config, params),
+        "weights": for_page(weights),
+        "expected": pack(expected[-1], "float32"),
     }
+    if has_8_bits(params):
+        data["rounding"] = rounding_data(all_logits(model, params, inputs), expected)
+    return data
+
+
+def _measures_heads(model: LanguageModel, variables: Weights, reason: str | None) -> bool:
+    """Returns whether a page without a given head atlas measures one.
+
+    A larger model would take minutes, because the effect of each head needs a forward pass.
+    """
+    small = num_parameters(variables["params"]) <= MOST_MEASURED
+    return reason is None and small and isinstance(model.config, DecoderConfig)
 
 
 def _facts(model: LanguageModel, variables: Weights) -> list[list[str]]:
     """Returns pairs of a label and a value for the header of the page."""
     config = model.config
-    size = sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+    size = num_parameters(variables["params"])
     found = [["kind", architecture_name(config)], ["parameters", f"{size:,}"]]
     fields = {"num_layers": "layers", "num_heads": "heads", "embed_dim": "width"}
     fields |= {"vocab_size": "vocabulary"}
@@ -234,7 +254,8 @@ def _norms(model: LanguageModel, params: Weights) -> dict[str, Any] | None:
 def _names(data: dict, tokenizer: Tokenizer | None, vocab_size: int) -> Any:
     """Returns labels of all token ids if the page runs the model, else of the ids on the page."""
     if data["mode"] == "live":
-        return token_names(tokenizer, range(vocab_size))
+        num_ids = max(vocab_size, data["config"].get("source_vocab_size", 0))
+        return token_names(tokenizer, range(num_ids))
     shown = {*data["tokens"], *(data["source"] or ())}
     for part in ("logits", "lens"):
         if part in data["captured"]:

@@ -202,12 +202,31 @@ def dependency_data(
     }
 
 
-def final_logits(
+def all_logits(
     model: LanguageModel, params: Any, inputs: EncodedText
-) -> Float[np.ndarray, " vocab"]:
-    """Returns JAX's logits at the last position, with which the page compares its own logits."""
-    tokens, _ = inputs.as_batch()
-    return np.asarray(jax.jit(model.apply)({"params": params}, tokens)[0, -1], np.float32)
+) -> Float[np.ndarray, "length vocab"]:
+    """Returns JAX's logits at all positions, with which the page compares its own logits."""
+    tokens, source = inputs.as_batch()
+    logits = jax.jit(model.apply)({"params": params}, tokens, source=source)
+    return np.asarray(logits[0], np.float32)
+
+
+def rounding_data(
+    exact: Float[np.ndarray, "length vocab"], rounded: Float[np.ndarray, "length vocab"]
+) -> dict[str, Any]:
+    """Returns how far rounding the weights to 8 bits changes the logits of a text.
+
+    Args:
+        exact: The logits of the model.
+        rounded: The logits of the model with rounded weights.
+    """
+    same = exact.argmax(axis=-1) == rounded.argmax(axis=-1)
+    return {
+        "difference": float(np.abs(exact - rounded).max()),
+        "spread": float(exact.std(axis=-1).mean()),
+        "same": int(same.sum()),
+        "tokens": len(same),
+    }
 
 
 def repeated_atlas(model: LanguageModel, variables: Variables) -> HeadAtlas | None:

@@ -18,7 +18,7 @@ import pytest
 from flax.traverse_util import flatten_dict
 
 import jaxformer as jf
-from jaxformer.interpret import explain, explanation, page_file, page_weights
+from jaxformer.interpret import explain, explanation, page_file, page_kinds, page_weights
 from jaxformer.interpret.atlas import HeadAtlas, head_atlas
 from jaxformer.interpret.texts import repeated_batch
 from jaxformer.models.parameters import init
@@ -202,7 +202,8 @@ def test_explain_page_supports_or_rejects_every_decoder_config_field():
         convolution_kernel_size convolution_bias delta_key_heads delta_value_heads delta_key_dim
         delta_value_dim""".split()
     fields = {field.name for field in dataclasses.fields(jf.DecoderConfig)}
-    assert fields == {*page_weights._FIELDS, *derived, *refused}
+    only_encoder = {"bidirectional", "transform"}
+    assert fields | only_encoder == {*page_kinds.FIELDS, *derived, *refused}
     hints = get_type_hints(jf.DecoderConfig)
     for name, known in page_weights._KNOWN.items():
         values = {
@@ -236,12 +237,14 @@ def test_explain_rejects_unknown_page_options(monkeypatch):
         pytest.param("recurrent-encoder-decoder", ["Cross-attention"], marks=pytest.mark.slow),
     ],
 )
-def test_explain_page_can_be_written_for_every_architecture(kind, labels):
+def test_captured_page_can_be_written_for_every_architecture(kind, labels, monkeypatch):
+    monkeypatch.setattr(page_weights, "MOST_PARAMETERS", 100)
     model = jf.build(training_preset("tiny", kind).model)
     read = {"target": [1, 2]} if model.config.reads_source else {}
     page = explain(model, init(model, jax.random.key(0)), [3, 4, 5], **read)
     data = data_of(page)
-    assert page.mode == "captured" and page.reason.endswith(f"of type {kind}")
+    assert page.mode == "captured" and "at most 100" in page.reason
+    assert data["kind"] == kind
     found = [entry["label"] for entry in data["captured"]["attention"]]
     assert len(found) == len(labels)
     assert all(label.startswith(start) for label, start in zip(found, labels, strict=True))
@@ -297,9 +300,10 @@ def test_explain_page_accepts_precomputed_head_scores_and_effects():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
-def test_explain_page_of_encoder_decoder_attributes_the_last_logit_to_components():
+def test_explain_page_of_encoder_decoder_attributes_the_last_logit_to_components(monkeypatch):
     model = jf.build(training_preset("tiny", "encoder-decoder").model)
     variables = tiny.weights(model, 0)
+    monkeypatch.setattr(page_weights, "MOST_PARAMETERS", 100)
     data = data_of(explain(model, variables, [3, 4, 5], target=[1, 2]))
     found, logits = data["attribution"], data["captured"]["logits"]
     best = page_file.unpack(logits["ids"])[-1, 0]
@@ -313,7 +317,7 @@ def test_explain_page_of_encoder_decoder_attributes_the_last_logit_to_components
 
 
 def test_explain_checks_arguments_before_it_computes(monkeypatch):
-    for name in ("captured_data", "dependency_data", "final_logits"):
+    for name in ("captured_data", "dependency_data", "all_logits"):
         monkeypatch.setattr(explanation, name, lambda *_: pytest.fail("it was computed"))
     model, variables = model_of()
     words = tokenizer()

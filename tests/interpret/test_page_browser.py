@@ -470,6 +470,7 @@ def test_explain_page_of_captured_values_displays_the_values(kind, opened, monke
 
     from jaxformer.training.presets import training_preset
 
+    monkeypatch.setattr(page_weights, "MOST_PARAMETERS", 100)
     if kind == "encoder":  # as for a large model
         monkeypatch.setattr(page_data, "MOST_WEIGHTS", 10)
     model = jf.build(training_preset("tiny", kind).model)

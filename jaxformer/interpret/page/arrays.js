@@ -4,7 +4,10 @@ const ARRAY_TYPES = {
   uint8: Uint8Array, int8: Int8Array, int32: Int32Array, float16: Uint16Array, float32: Float32Array,
 };
 
-/** Returns `value` with every packed array replaced by {shape, data}, at any depth. */
+/**
+ * Returns `value` with every packed array replaced by {shape, data}, at any depth. An 8-bit array
+ * becomes {shape, codes, scales, axis}, because its float32 numbers need four times the memory.
+ */
 export async function unpackAll(value) {
   if (value === null || typeof value !== "object") return value;
   if (Array.isArray(value)) {
@@ -17,12 +20,15 @@ export async function unpackAll(value) {
 }
 
 async function unpackArray(packed) {
-  const buffer = await inflate(Uint8Array.from(atob(packed.data), (c) => c.charCodeAt(0)));
+  const text = atob(packed.data);
+  const bytes = new Uint8Array(text.length);
+  for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
+  const buffer = await inflate(bytes);
   const raw = new ARRAY_TYPES[packed.type](buffer);
   if (packed.type === "float16") return { shape: packed.shape, data: fromHalf(raw) };
   if (!packed.scales) return { shape: packed.shape, data: raw };
-  const scales = await unpackArray(packed.scales);
-  return { shape: packed.shape, data: scaled(raw, packed.shape, scales.data, packed.axis) };
+  const { data: scales } = await unpackArray(packed.scales);
+  return { shape: packed.shape, codes: raw, scales, axis: packed.axis };
 }
 
 async function inflate(bytes) {
@@ -31,7 +37,7 @@ async function inflate(bytes) {
 }
 
 /** Multiplies codes by scales, which have size 1 along `axis`. */
-function scaled(codes, shape, scales, axis) {
+export function scaled(codes, shape, scales, axis) {
   const inner = shape.slice(axis + 1).reduce((a, b) => a * b, 1);
   const size = shape[axis];
   return Float32Array.from(codes, (code, i) => {

@@ -1,15 +1,20 @@
 // Direct attribution of a logit: how much each part of the model adds to it.
 
+import { tokenVector } from "./head.js";
+
 /** Returns why the logit is no sum of the parts' contributions; null if it is one. */
 export function attributionReason(model) {
   const { config } = model;
+  if (!config.num_heads) return "the model has no heads";
+  if (config.transform) return "a nonlinear layer precedes the output head";
   if (config.norm_position !== "pre") return `norm_position is "${config.norm_position}"`;
   if (!config.residual) return "the model has no residual stream";
   return null;
 }
 
 /**
- * Returns {heads: [layers][heads], feedforward: [layers], embedding, rest, logit}.
+ * Returns {heads: [layers][heads], cross: [layers][heads] if the model has cross-attention,
+ * feedforward: [layers], embedding, rest, logit}.
  *
  * The final norm is a linear map once its statistics are fixed to those of this position, so the
  * logit of a token (before a cap) is the sum of the contributions. `rest` holds the biases.
@@ -24,16 +29,19 @@ export function attributeLogit(model, run, position, token) {
     for (let i = 0; i < dim; i++) sum += (rows[start + i] - (centres ? mean : 0)) * direction[i];
     return sum;
   };
-  const heads = model.layers.map((weights, layer) =>
+  const byHead = (rows, part) => model.layers.map((weights, layer) =>
     Array.from({ length: config.num_heads }, (_, head) =>
-      share(headOutput(model, run, weights, layer, head, position), 0)));
-  const feedforward = run.layers.map((layer) => share(layer.feedforward, position * dim));
-  const attention = run.layers.map((layer) => share(layer.attention, position * dim));
+      share(headOutput(model, run.layers[layer][rows], weights[part], head, position), 0)));
+  const heads = byHead("heads", "attention");
+  const cross = run.memory ? byHead("crossHeads", "cross_attention") : [];
+  const ofPart = (name) => run.layers.map((layer) => share(layer[name], position * dim));
+  const feedforward = ofPart("feedforward");
+  const attention = [...ofPart("attention"), ...(run.memory ? ofPart("cross") : [])];
   const embedding = share(run.states[0], position * dim);
   const total = (x) => x.reduce((a, b) => a + b, 0);
-  const rest = constant + total(attention) - total(heads.flat());
+  const rest = constant + total(attention) - total(heads.flat()) - total(cross.flat());
   const logit = embedding + total(feedforward) + total(attention) + constant;
-  return { heads, feedforward, embedding, rest, logit };
+  return { heads, ...(run.memory && { cross }), feedforward, embedding, rest, logit };
 }
 
 /** Returns the vector and the constant with which the logit is vector · (centred state) + constant. */
@@ -50,11 +58,11 @@ function logitDirection(model, run, position, token) {
   const offset = config.norm === "rms_one_plus" ? 1 : 0;
   const scale = config.output_scale ?? 1;
   const direction = new Float64Array(dim);
+  const kernel = model.head?.kernel;
+  const tied = kernel ? null : tokenVector(model.embedding, token, dim);
   let constant = model.head?.bias ? model.head.bias[token] : 0;
   for (let i = 0; i < dim; i++) {
-    const column = model.head?.kernel
-      ? model.head.kernel[i * config.vocab_size + token]
-      : model.embedding.tokens[token * dim + i];
+    const column = tied ? tied[i] : kernel[i * config.vocab_size + token];
     const gain = hasNorm ? factor * (offset + model.final_norm.scale[i]) : 1;
     direction[i] = scale * column * gain;
     if (centres && model.final_norm.bias) constant += scale * column * model.final_norm.bias[i];
@@ -63,13 +71,13 @@ function logitDirection(model, run, position, token) {
 }
 
 /** Computes one head's part of the attention's output at a position, without the bias. */
-function headOutput(model, run, weights, layer, head, position) {
+function headOutput(model, rows, weights, head, position) {
   const { num_heads, head_dim, embed_dim } = model.config;
-  const { kernel } = weights.attention.output;
+  const { kernel } = weights.output;
   const out = new Float64Array(embed_dim);
   const start = (position * num_heads + head) * head_dim;
   for (let i = 0; i < head_dim; i++) {
-    const value = run.layers[layer].heads[start + i];
+    const value = rows[start + i];
     const row = (head * head_dim + i) * embed_dim;
     for (let o = 0; o < embed_dim; o++) out[o] += value * kernel[row + o];
   }

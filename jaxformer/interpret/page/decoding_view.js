@@ -47,8 +47,9 @@ export function decodingView(store) {
   const cache = el("div", {});
   const bars = el("div", {});
   const facts = el("p", { class: "note", "aria-live": "polite" });
+  const stores = data.config.num_kv_heads ? "adds a key and a value to each layer's cache" : "updates the state of each layer";
   const stepNote = note(values.live
-    ? "Each step reads one token, adds a key and a value to each layer's cache, and predicts the next token."
+    ? `Each step reads one token, ${stores}, and predicts the next token.`
     : "This page shows captured values, so the steps follow the given text.");
   view.element = el("div", { class: "columns narrow" }, [
     card("Step", [text, el("div", { class: "buttons" }, buttons), reasons.element, stepNote, el("h3", { text: "Cache" }), cache]),
@@ -93,6 +94,7 @@ function entropyOf(tokens) {
 /** Returns a picture of the cache: a row for each layer, a cell for each slot. */
 function cachePicture(config, read) {
   const layers = config.num_layers;
+  if (config.dilations) return note(`This convolutional model stores the last inputs that each kernel reads: ${config.dilations.map((d) => d * (config.kernel_size - 1)).join(", ")} in layers 0 to ${layers - 1}.`);
   if (!config.num_kv_heads) return note(`This recurrent model stores one state of fixed size for each of its ${layers} layers.`);
   const slots = config.max_length, width = 300, high = Math.min(14, 150 / layers);
   const filled = (read / slots) * width;

@@ -54,7 +54,7 @@ export function headOverview(store) {
       item.cell.setAttribute("aria-pressed", String(isSelected));
       item.cell.tabIndex = isSelected ? 0 : -1;
       const isOff = values.live && typeof item.head === "number"
-        && values.strengths[item.layer * store.data.config.num_heads + item.head] === 0;
+        && values.strengths[store.headIndex(item.layer, item.head)] === 0;
       item.cell.classList.toggle("off", isOff);
     }
     if (isNew || what === "values") work(pictures());
@@ -66,8 +66,8 @@ export function headOverview(store) {
 
 /** Returns the controls that weaken, switch off or double the output of the selected head. */
 export function strengthControl(store) {
-  const { values, data } = store;
-  const index = () => store.selection.layer * data.config.num_heads + store.selection.head;
+  const { values } = store;
+  const index = () => store.headIndex(store.selection.layer, store.selection.head);
   const apply = (strength) => store.setStrength(store.selection.layer, store.selection.head, strength);
   const control = slider({
     label: "Strength", min: 0, max: 2, step: 0.05, value: 1, format: (x) => `× ${x.toFixed(2)}`, onInput: apply,

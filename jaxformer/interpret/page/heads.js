@@ -34,8 +34,21 @@ export function rotateRows(config, rotary, rows, first, num) {
 /** Returns the first visible key of a query, and the one after the last. */
 export function visibleKeys(config, layer, query, length) {
   const window = config.layers[layer].window;
+  if (config.bidirectional) { // the window of an encoder counts the tokens of one side
+    return window === null ? [0, length] : [Math.max(0, query - window), Math.min(length, query + window + 1)];
+  }
   const first = window === null ? 0 : Math.max(0, query - window + 1);
   return [first, Math.min(length, Math.max(query + 1, config.prefix))];
+}
+
+/** Returns 1 for each pair of a query and a key that the layer masks; null if it masks none. */
+export function hiddenKeys(config, layer, length) {
+  const hidden = new Uint8Array(length * length).fill(1);
+  for (let query = 0; query < length; query++) {
+    const [first, end] = visibleKeys(config, layer, query, length);
+    hidden.fill(0, query * length + first, query * length + end);
+  }
+  return hidden.includes(1) ? hidden : null;
 }
 
 /** Writes the attention weights of a query to `out`, from index 0; returns [first key, number]. */

@@ -2,7 +2,8 @@
 
 import { attentionRow, scoreBias, visibleKeys } from "./heads.js";
 import { largestIndices, linear, softCap } from "./maths.js";
-import { addResidual, headProducts, hiddenFeatures, normBefore, positionFeature } from "./model.js";
+import { headProducts } from "./head.js";
+import { addResidual, hiddenFeatures, normBefore, positionFeature } from "./model.js";
 
 /**
  * Returns every number of one query of a head: {query, scale, keys, largest, total, output}.

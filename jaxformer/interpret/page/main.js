@@ -7,16 +7,20 @@ import { compareView } from "./compare_view.js";
 import { decodingView } from "./decoding_view.js";
 import { dependencyView } from "./dependency_view.js";
 import { button, el, note } from "./dom.js";
+import { fieldView } from "./field_view.js";
 import { heatColour, themeColours } from "./heat_cells.js";
 import { headsView } from "./heads_view.js";
 import { insideNumbers } from "./inside_values.js";
 import { insideView } from "./inside_view.js";
 import { lensView } from "./lens_view.js";
 import { pageLink } from "./link.js";
+import { maskView } from "./mask_view.js";
 import { modelView } from "./model_view.js";
 import { createNavigation } from "./navigation.js";
 import { normView } from "./norm_view.js";
+import { roundingNote } from "./rounding.js";
 import { saveButton } from "./save_picture.js";
+import { statesView } from "./states_view.js";
 import { createStore } from "./store.js";
 import { textPanel } from "./text_panel.js";
 import { createTour } from "./tour.js";
@@ -26,8 +30,9 @@ async function startPage() {
   const store = createStore(data);
   const panel = textPanel(store);
   const views = [
-    modelView(store), attentionView(store, panel), insideView(store), lensView(store), normView(store),
-    dependencyView(store), decodingView(store), headsView(store), compareView(store),
+    modelView(store), statesView(store), fieldView(store), maskView(store), attentionView(store, panel),
+    insideView(store), lensView(store), normView(store), dependencyView(store), decodingView(store),
+    headsView(store), compareView(store),
   ].filter(Boolean);
   const status = el("span", { class: "status", role: "status" });
   const tabs = tabList(store, panel, views);
@@ -67,6 +72,7 @@ function pageHead(store, status) {
     el("div", { class: "head-row" }, [el("h1", { text: data.title }), status, theme]),
     el("p", { class: "fact-row" }, facts),
     el("p", { class: "note" }, [mode, " ", agreement]),
+    roundingNote(store),
     missing ? note(missing) : null,
   ]);
 }

@@ -1,60 +1,32 @@
-// The forward pass of a decoder, as `jaxformer/functional/model.py` computes it.
+// The forward pass of a stack of Transformer blocks, as `jaxformer/functional/model.py` computes it.
 //
 // A run holds every value that the views show. It is never changed after `forward` has returned it.
 
 import { GATED_ACTIVATIONS, PLAIN_ACTIVATIONS, linear, normalizeRows } from "./maths.js";
-import { softCap, tableProducts } from "./maths.js";
 import { attendRows, normalizeHeads, rotateRows } from "./heads.js";
+import { attendSource } from "./cross_attention.js";
+import { headLogits, tokenVector, transformed } from "./head.js";
+import { weightTrees } from "./weights.js";
 
-const ROWS_AT_ONCE = 16;
+// Rows that are computed between two chances to draw: few rows of a wide model take as long.
+const rowsAtOnce = ({ embed_dim }) => (embed_dim > 256 ? 8 : 16);
 
-/** Returns the model: its config, and its weights by layer. */
-export function createModel(config, weights) {
-  const layers = Array.from({ length: config.num_layers }, (_, i) => layerWeights(weights, i));
-  const tree = treeOf(weights, (array) => array.data, (name) => !name.startsWith("blocks/"));
-  return { config, layers, ...tree, group: config.num_heads / config.num_kv_heads };
-}
-
-function layerWeights(weights, layer) {
-  const slice = ({ shape, data }) => {
-    const size = shape.slice(1).reduce((a, b) => a * b, 1);
-    return data.subarray(layer * size, (layer + 1) * size);
-  };
-  const kernels = (name) => name.startsWith("blocks/");
-  const tree = treeOf(weights, slice, kernels).blocks;
-  for (const part of [tree.attention, tree.feedforward]) {
-    for (const [name, map] of Object.entries(part)) {
-      const shape = map.kernel && weights[pathOf(tree, part, name)].shape;
-      if (shape) [map.inputs, map.outputs] = shape.slice(-2);
-    }
-  }
-  return tree;
-}
-
-const pathOf = (tree, part, name) =>
-  `blocks/${part === tree.attention ? "attention" : "feedforward"}/${name}/kernel`;
-
-function treeOf(weights, read, wanted) {
-  const tree = {};
-  for (const [path, array] of Object.entries(weights)) {
-    if (!wanted(path)) continue;
-    const names = path.split("/");
-    let at = tree;
-    for (const name of names.slice(0, -1)) at = at[name] ??= {};
-    at[names.at(-1)] = read(array);
-  }
-  return tree;
+/** Returns the model: its config, and the weights whose paths begin with `prefix`, by layer. */
+export function createModel(config, weights, prefix = "") {
+  const trees = weightTrees(weights, config.num_layers, prefix);
+  return { config, ...trees, group: config.num_heads / config.num_kv_heads };
 }
 
 /**
  * Computes a run in small steps: it yields often, so that the page stays responsive.
  *
  * `strengths` has a factor for the output of each head. `known` is {run, layer} or {run, position}:
- * an earlier run that is the same before that layer, or before that position.
+ * an earlier run that is the same before that layer, or before that position. `memory` is the encoded
+ * source of a model with cross-attention (see `encoder_decoder.js`).
  */
-export function* forward(model, tokens, strengths, known = null) {
+export function* forward(model, tokens, strengths, known = null, memory = null) {
   const { config } = model;
-  const run = emptyRun(model, tokens, strengths);
+  const run = emptyRun(model, tokens, strengths, memory);
   const layer = known?.layer ?? 0;
   const from = known?.position === undefined ? 0 : firstChanged(config, known.position);
   if (known) copyRun(model, known.run, run, layer, from);
@@ -63,9 +35,10 @@ export function* forward(model, tokens, strengths, known = null) {
   return run;
 }
 
-const firstChanged = (config, position) => (position < config.prefix ? 0 : position);
+const firstChanged = (config, position) =>
+  config.bidirectional || position < config.prefix ? 0 : position;
 
-function emptyRun(model, tokens, strengths) {
+function emptyRun(model, tokens, strengths, memory) {
   const { num_layers, num_heads, num_kv_heads, head_dim, embed_dim } = model.config;
   const rows = (dim) => new Float32Array(tokens.length * dim);
   const layers = Array.from({ length: num_layers }, () => ({
@@ -75,9 +48,10 @@ function emptyRun(model, tokens, strengths) {
     heads: rows(num_heads * head_dim),
     attention: rows(embed_dim),
     feedforward: rows(embed_dim),
+    ...(memory && { crossQuery: rows(num_heads * head_dim), crossHeads: rows(num_heads * head_dim), cross: rows(embed_dim) }),
   }));
   const states = Array.from({ length: num_layers + 1 }, () => rows(embed_dim));
-  return { tokens, strengths, length: tokens.length, layers, states, logits: new Map() };
+  return { tokens, strengths, memory, length: tokens.length, layers, states, logits: new Map() };
 }
 
 function copyRun(model, old, run, layer, from) {
@@ -94,14 +68,17 @@ function copyRun(model, old, run, layer, from) {
   }
 }
 
-function embedRows(model, run, from) {
+/** Writes the vectors of the tokens from row `from` on to the first state of a run. */
+export function embedRows(model, run, from) {
   const { config, embedding } = model;
   const dim = config.embed_dim;
   const scale = config.scale_embeddings ? Math.sqrt(dim) : 1;
+  const type = embedding.token_types; // the vectors of the types, of which all tokens have the first
   for (let row = from; row < run.length; row++) {
+    const vector = tokenVector(embedding, run.tokens[row], dim);
     for (let i = 0; i < dim; i++) {
       run.states[0][row * dim + i] =
-        embedding.tokens[run.tokens[row] * dim + i] * scale + positionFeature(model, row, i);
+        vector[i] * scale + positionFeature(model, row, i) + (type ? type[i] : 0);
     }
   }
   if (!config.embedding_norm) return;
@@ -129,7 +106,7 @@ function* runLayer(model, run, index, from) {
   const layer = run.layers[index];
   const x = run.states[index];
   const dim = config.embed_dim;
-  for (const [first, num] of rowChunks(from, run.length)) {
+  for (const [first, num] of rowChunks(config, from, run.length)) {
     const normed = normBefore(model, index, "attention", x, first, num);
     for (const name of ["query", "key", "value"]) {
       const rows = linear(normed, 0, num, weights.attention[name]);
@@ -141,23 +118,36 @@ function* runLayer(model, run, index, from) {
     }
     yield;
   }
-  for (const [first, num] of rowChunks(from, run.length)) {
+  for (const [first, num] of rowChunks(config, from, run.length)) {
     attendRows(model, run, index, first, num);
     layer.attention.set(linear(layer.heads, first, num, weights.attention.output), first * dim);
     const h = addResidual(model, weights, "attention", x, layer.attention, first, num);
+    const c = run.memory ? addCross(model, run, index, h, first, num) : h;
     const name = config.parallel_block === "shared_norm" ? "attention" : "feedforward";
-    const input = config.parallel_block === "none" ? h : x.slice(first * dim, (first + num) * dim);
+    const input = config.parallel_block === "none" ? c : x.slice(first * dim, (first + num) * dim);
     const normed = normBefore(model, index, name, input, 0, num);
     layer.feedforward.set(feedForward(config, weights.feedforward, normed, num), first * dim);
-    const y = addResidual(model, weights, "feedforward", h, layer.feedforward, first, num, 0);
+    const y = addResidual(model, weights, "feedforward", c, layer.feedforward, first, num, 0);
     run.states[index + 1].set(y, first * dim);
     yield;
   }
 }
 
-function* rowChunks(from, length) {
-  for (let first = from; first < length; first += ROWS_AT_ONCE) {
-    yield [first, Math.min(ROWS_AT_ONCE, length - first)];
+/** Adds the cross-attention of a layer to the rows h, which start at position `first`. */
+function addCross(model, run, index, h, first, num) {
+  const weights = model.layers[index], layer = run.layers[index];
+  const normed = normBefore(model, index, "cross_attention", h, 0, num);
+  const query = linear(normed, 0, num, weights.cross_attention.query);
+  layer.crossQuery.set(query, first * (query.length / num));
+  attendSource(model, run, index, first, num);
+  const output = linear(layer.crossHeads, first, num, weights.cross_attention.output);
+  layer.cross.set(output, first * model.config.embed_dim);
+  return addResidual(model, weights, "cross_attention", h, layer.cross, first, num, 0);
+}
+
+function* rowChunks(config, from, length) {
+  for (let first = from; first < length; first += rowsAtOnce(config)) {
+    yield [first, Math.min(rowsAtOnce(config), length - first)];
   }
 }
 
@@ -206,26 +196,23 @@ export function hiddenFeatures(config, weights, x, num) {
 
 /** Computes the logits if the model continued with its final norm after the state `index`. */
 export function stateLogits(model, run, index, position) {
-  const { config } = model;
-  let x = run.states[index].slice(position * config.embed_dim, (position + 1) * config.embed_dim);
-  if (model.final_norm) x = normalizeRows(x, 0, 1, model.final_norm, config);
-  if (config.output_scale !== null) x = x.map((value) => value * config.output_scale);
-  const bias = model.head?.bias;
-  return headProducts(model, x).map((y, i) => softCap(bias ? y + bias[i] : y, config.logits_softcap));
+  return headLogits(model, finishRow(model, run, index, position));
 }
 
-/** Returns the products of a vector with the output vectors of all tokens. */
-export function headProducts(model, x) {
-  const { config, head, embedding } = model;
-  return head?.kernel
-    ? linear(x, 0, 1, { kernel: head.kernel, inputs: x.length, outputs: config.vocab_size })
-    : tableProducts(embedding.tokens, x, config.embed_dim);
+/** Computes the input of the head from a state: the final norm, the scale and BERT's last layer. */
+export function finishRow(model, run, index, position) {
+  const { config } = model;
+  const dim = run.states[index].length / run.length;
+  let x = run.states[index].slice(position * dim, (position + 1) * dim);
+  if (model.final_norm) x = normalizeRows(x, 0, 1, model.final_norm, config);
+  if (config.output_scale !== null) x = x.map((value) => value * config.output_scale);
+  return config.transform ? transformed(model, x) : x;
 }
 
 /** Returns the logits of a position, computed once for each run. */
 export function runLogits(model, run, position) {
   if (!run.logits.has(position)) {
-    run.logits.set(position, stateLogits(model, run, model.config.num_layers, position));
+    run.logits.set(position, stateLogits(model, run, run.states.length - 1, position));
   }
   return run.logits.get(position);
 }

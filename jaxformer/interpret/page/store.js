@@ -1,12 +1,12 @@
 // The state of the page: tokens, selection and values. Views subscribe to its changes.
 
 import { capturedValues } from "./captured.js";
-import { liveValues } from "./live.js";
+import { LIVE_KINDS } from "./kinds.js";
 
 const SLICE = 10; // milliseconds of computing between two chances to draw
 
 export function createStore(data) {
-  const values = data.mode === "live" ? liveValues(data) : capturedValues(data);
+  const values = data.mode === "live" ? LIVE_KINDS[data.kind](data) : capturedValues(data);
   const store = { data, values, tokens: data.tokens, source: data.source, busy: false };
   store.selection = { position: data.tokens.length - 1, layer: 0, head: firstHead(values.kinds[0]), kind: 0 };
   store.name = (id) => data.names[id] ?? `#${id}`;
@@ -44,8 +44,9 @@ export function createStore(data) {
   }
 
   /**
-   * Edits the text. `change(tokens, position)` takes the text and the selected position, and returns
-   * {tokens, first, select}: the new text, the first position that may differ and the one to select.
+   * Edits the text. `change(tokens, position, source)` takes the text, the selected position and the
+   * source, if there is one. It returns {tokens, first, select, source}: the new text, the first
+   * position that may differ, the one to select, and the new source if it changes.
    *
    * An edit waits until everything before it is computed, so it never acts on an old text or on old
    * values. An edit to a text that the model cannot read has no effect.
@@ -57,9 +58,11 @@ export function createStore(data) {
   function nextEdit() {
     while (edits.length && !store.busy) {
       const { position } = store.selection;
-      const edit = { first: 0, select: position, ...edits.shift()([...store.tokens], position) };
-      const { length } = edit.tokens;
-      if (length >= 1 && length <= data.config.max_length) compute({ ...edit, from: position });
+      const before = { first: 0, select: position, source: store.source };
+      const edit = { ...before, ...edits.shift()([...store.tokens], position, [...(store.source ?? [])]) };
+      const fits = ({ length }, most) => length >= 1 && length <= most;
+      const reads = !edit.source || fits(edit.source, data.config.max_source_length);
+      if (reads && fits(edit.tokens, data.config.max_length)) compute({ ...edit, from: position });
     }
   }
   /** Computes an edit or, if there is none, the same text again. */
@@ -67,9 +70,10 @@ export function createStore(data) {
     edited = edit;
     if (!edit) return run(values.beginAgain(), () => {});
     const first = values.baseline ? commonLength(values.baseline.tokens, edit.tokens, edit.first) : 0;
-    run(values.begin(edit.tokens, first), () => {
+    run(values.begin(edit.tokens, first, edit.source), () => {
       store.selection.position = selectedAfter(edit, store);
       store.tokens = edit.tokens;
+      store.source = edit.source;
       edited = null;
     });
   }
@@ -79,8 +83,11 @@ export function createStore(data) {
     store.notify("strengths");
     compute(edited);
   };
+  /** Returns the index of a head in `values.strengths`. */
+  store.headIndex = (layer, head, kind = store.selection.kind) =>
+    (values.kinds[kind].offset ?? 0) + layer * values.kinds[kind].numHeads + head;
   store.setStrength = (layer, head, strength) => {
-    values.strengths[layer * data.config.num_heads + head] = strength;
+    values.strengths[store.headIndex(layer, head)] = strength;
     store.recompute();
   };
   store.resetStrengths = () => {

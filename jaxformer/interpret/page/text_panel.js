@@ -3,6 +3,7 @@
 import { barList, button, card, el, note, svg } from "./dom.js";
 import { tokenField } from "./combobox.js";
 import { disableFor, reasonNote } from "./reasons.js";
+import { sourceTools } from "./source_tools.js";
 import { drawLines, tokenStrip } from "./strip.js";
 import { nextTokens, sortedLogits } from "./sampling.js";
 import { explainNoMatch, noTextField, textField } from "./text_field.js";
@@ -15,12 +16,12 @@ const CAPTURED = "This page shows captured values, so the text cannot be edited.
 export function textPanel(store) {
   const { data, values } = store;
   const strip = tokenStrip({ label: data.source ? "Target tokens" : "Tokens", onSelect: (position) => store.select({ position }) });
-  const source = data.source && tokenStrip({ label: "Source tokens", onSelect: () => {} });
-  if (source) source.setTokens(data.source.map(store.name));
+  const source = data.source && tokenStrip({ label: "Source tokens", onSelect: (position) => sourceEditing?.select(position) });
+  const sourceEditing = source && sourceTools(store, source);
   const lines = svg("svg", { class: "lines", "aria-hidden": "true" });
   const strips = el("div", { class: "strips" }, [
     lines,
-    ...(source ? [el("h3", { text: "Source" }), source.element, el("h3", { text: "Target" })] : []),
+    ...(source ? [el("h3", { text: "Source" }), source.element, sourceEditing?.element, el("h3", { text: "Target" })].filter(Boolean) : []),
     strip.element,
   ]);
   const prediction = el("div", { class: "prediction", "aria-live": "polite" });
@@ -49,6 +50,11 @@ export function textPanel(store) {
       panel.tokens = store.tokens;
       strip.setTokens(store.tokens.map(store.name));
     }
+    if (source && panel.source !== store.source) {
+      panel.source = store.source;
+      source.setTokens(store.source.map(store.name));
+    }
+    sourceEditing?.update();
     strip.select(store.selection.position);
     if (what === "values" || what === "selection") showPrediction(store, prediction);
     tools.update?.(what);
@@ -87,8 +93,9 @@ function editTools(store, tokenizer) {
     return { tokens, first: position, select: position + move };
   });
   const replace = (id) => edit((tokens, at) => (tokens[at] = id), 0);
-  const explain = (text) => explainNoMatch(text, store.data.names, tokenizer);
-  const field = tokenField({ label: "Other token", names: store.data.names, onChoose: replace, explain });
+  const names = store.data.names.slice(0, store.data.config.vocab_size);
+  const explain = (text) => explainNoMatch(text, names, tokenizer);
+  const field = tokenField({ label: "Other token", names, onChoose: replace, explain });
   const withToken = (action) => () => {
     const id = field.value();
     if (id === null) field.explain();

@@ -12,14 +12,18 @@ from jaxformer.cli.flags import OutFile, check_out, positional
 from jaxformer.models.config.needs import Needs, Spelling, is_one_of
 from jaxformer.terminal import say
 
+# From this size in bytes on, the command says why the page is large.
+LARGE_PAGE = 8_000_000
+
 
 @dataclass(frozen=True)
 class ExplainArguments(DecodingArguments):
     """Write an interactive page about a model and a text, as one HTML file.
 
     The page shows attention, predictions after each layer, norms, dependencies and decoding. The
-    file works without a network. For a small decoder, the page contains the weights and runs the
-    model in the browser. The reader can then edit tokens and ablate heads.
+    file works without a network. For a model of at most 30 million parameters, the page contains
+    the weights and runs the model in the browser. The reader can then edit tokens and ablate heads.
+    A page of such a size takes up to 40 MB.
     """
 
     needs: ClassVar[Needs] = {"ignore_generation_config": (is_one_of("target", None),)}
@@ -49,6 +53,7 @@ def main(argv: list[str]) -> int:
     with load_model(arguments) as (model, variables, tokenizer), _second(arguments) as second:
         from jaxformer.interpret import explain
         from jaxformer.interpret.page_compare import Compared
+        from jaxformer.interpret.page_weights import num_parameters
 
         if tokenizer is None:
             raise ValueError(
@@ -69,6 +74,12 @@ def main(argv: list[str]) -> int:
     say(f"{path}: {page.num_bytes / 1e6:.1f} MB, {page.num_tokens} tokens; open it in a browser")
     if page.reason is None:
         say("live: the page contains the weights and runs the model in the browser")
+        if page.num_bytes > LARGE_PAGE:
+            size = num_parameters(variables["params"])
+            say(
+                f"large: the page holds {size:,} weights, rounded to 8 bits each; it takes a few "
+                "seconds to open"
+            )
     else:
         say(f"captured: the page shows values that JAX computed, because {page.reason}")
     return 0

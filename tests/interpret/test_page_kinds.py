@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.decoding.fill import fill
 from jaxformer.functional import lstm_cell, rnn_cell
 from jaxformer.interpret import explain, page_data, page_weights
 from tests.interpret import test_page_browser as pages
-from tests.interpret.pages import SIZES, TEXT, rounded_params, tokenizer
+from tests.interpret.pages import SIZES, TEXT, rounded_params
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
@@ -96,7 +97,7 @@ MODELS = {
     ),
     "rnn seq2seq": jf.RecurrentEncoderDecoderConfig(**_SHORT, cell="rnn", attends=False),
 }
-QUICK = ("bert", "t5", "lstm", "dilated")
+QUICK = ("lstm", "dilated")
 LENGTH = 14
 
 
@@ -138,7 +139,8 @@ def test_page_computes_the_logits_of_jax_for_every_kind_of_model(name, opened):
     tab = opened(page)
     first = check(tab, model, variables, tokens, source)
     assert tab.evaluate("jaxformerPage.difference") < 1e-4
-    edited = [*tokens[:7], 9, *tokens[8:], 5]
+    # With equal lengths, JAX compiles once.
+    edited = [*tokens[:7], 9, *tokens[8:], *([] if name in QUICK else [5])]
     tab.evaluate(f"jaxformerPage.store.setTokens({edited}, 7)")
     after = check(tab, model, variables, edited, source)
     assert np.abs(after[7] - first[7]).max() > 1e-2
@@ -212,7 +214,7 @@ def test_attention_weights_of_pairs_equal_those_of_jax(name, opened):
 
 def test_page_fills_masks_as_python_does(opened):
     """The predictions at two masked positions, each made by the button."""
-    words = tokenizer()
+    words = ByteTokenizer.train([TEXT * 3], 270, mask=True)
     assert words.mask_token is not None
     model, variables, *_ = model_and_texts("modernbert")
     variables = {"params": jax.tree.map(jnp.asarray, rounded_params(variables["params"]))}

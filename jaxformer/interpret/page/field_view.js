@@ -30,7 +30,7 @@ export function fieldView(store) {
       facts, picture,
       note(`Each layer reads ${config.kernel_size} positions of the layer below it: its own position and earlier ones, at distances that are multiples of the dilation (${kernels}).`),
     ]),
-    el("section", { class: "card" }, [title, state.element, map.element]),
+    el("section", { class: "card" }, [title, state.element, map.element, note("Blue is positive, orange is negative. Select a cell to select its token.")]),
   ]);
 
   view.update = (what) => {
@@ -101,6 +101,6 @@ function fieldPicture(store, levels, stateName) {
   const total = FIELD_LEFT + columns * step + 40;
   return el("div", {}, [
     svg("svg", { viewBox: `0 0 ${total} ${bottom + 86}`, style: { "max-width": `${total}px` }, role: "img", "aria-label": label }, [...lines, ...dots, ...names, ...tokens]),
-    hidden ? note(`${hidden} earlier tokens that the output also reads do not fit into the picture.`) : null,
+    hidden ? note(`Earlier tokens that the output also reads, but that do not fit into the picture: ${hidden}.`) : null,
   ].filter(Boolean));
 }

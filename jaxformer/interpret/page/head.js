@@ -1,7 +1,7 @@
 // The ends of a model: the vector of a token, and the logits of a vector.
 
 import { GATED_ACTIVATIONS, PLAIN_ACTIVATIONS, linear, normalizeRows } from "./maths.js";
-import { softCap, tableProducts, transposedProduct } from "./maths.js";
+import { softCap, tableProducts, transposedProduct, withoutBias } from "./maths.js";
 
 /** Returns the vector of a token. */
 export function tokenVector(embedding, token, dim) {
@@ -12,7 +12,7 @@ export function tokenVector(embedding, token, dim) {
 
 /** Returns the products of a vector with the output vectors of all tokens. */
 export function headProducts({ head, embedding }, x) {
-  return head?.inputs ? linear(x, 0, 1, { ...head, bias: undefined }) : tiedProducts(embedding, x);
+  return head?.inputs ? linear(x, 0, 1, withoutBias(head)) : tiedProducts(embedding, x);
 }
 
 /** Computes the logits of a vector that has passed the final norm. */

@@ -1,8 +1,8 @@
 // The numbers inside one layer, for one token: attention, feed-forward, residual stream, positions.
 
-import { attentionRow, scoreBias, visibleKeys } from "./heads.js";
-import { largestIndices, linear, softCap } from "./maths.js";
 import { headProducts } from "./head.js";
+import { attentionRow, scoreBias, visibleKeys } from "./heads.js";
+import { largestIndices, linear, softCap, withoutBias } from "./maths.js";
 import { addResidual, hiddenFeatures, normBefore, positionFeature } from "./model.js";
 
 /**
@@ -82,7 +82,7 @@ export function headAddition(model, run, layer, head, position) {
   const alone = new Float32Array(width);
   const heads = run.layers[layer].heads.subarray(position * width, (position + 1) * width);
   alone.set(heads.subarray(start, start + head_dim), start);
-  return linear(alone, 0, 1, { ...output, bias: undefined });
+  return linear(alone, 0, 1, withoutBias(output));
 }
 
 /**
@@ -114,7 +114,7 @@ export function featureTokens(model, layer, feature, sign, num = 5) {
   const { down } = weights.feedforward;
   const alone = new Float32Array(down.inputs);
   alone[feature] = sign;
-  let direction = linear(alone, 0, 1, { ...down, bias: undefined });
+  let direction = linear(alone, 0, 1, withoutBias(down));
   const norm = { sandwich: "feedforward_output_norm", post: "feedforward_norm", post_sublayer: "feedforward_norm" };
   direction = scaledByNorm(config, weights[norm[config.norm_position]], direction);
   direction = scaledByNorm(config, model.final_norm, direction);

@@ -1,6 +1,6 @@
 // Fill a mask: an encoder predicts the token at each masked position of the text.
 
-import { barList, button, card, el, note } from "./dom.js";
+import { barList, button, card, el, note, percent } from "./dom.js";
 import { nextTokens } from "./sampling.js";
 import { setDisabled } from "./source_tools.js";
 
@@ -69,7 +69,7 @@ function maskedPlace(store, position, shares, original) {
   const title = `Token ${position}`;
   const rank = shares.findIndex(({ id }) => id === original);
   const said = rank < 0 ? ""
-    : `The original token, ${store.name(original)}, has rank ${rank + 1} and probability ${(100 * shares[rank].share).toFixed(1)}%.`;
+    : `The original token, ${store.name(original)}, has rank ${rank + 1} and probability ${percent(shares[rank].share)}.`;
   return el("section", { "data-position": position }, [
     el("h3", { class: "token-title", text: title }), barList(rows, `Predictions at token ${position}`), said ? note(said) : null,
   ].filter(Boolean));

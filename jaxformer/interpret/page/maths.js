@@ -2,6 +2,9 @@
 
 const PANEL = 4; // columns of a kernel that are multiplied together
 
+/** Returns a linear map without its bias. Unlike a copy, it does not expand 8-bit weights. */
+export const withoutBias = (map) => Object.create(map, { bias: { value: undefined } });
+
 /**
  * Computes x W + b for `num` rows of x, which start at row `first`.
  *

@@ -11,11 +11,13 @@ const PART_NAMES = {
 };
 const CELL_FORMULAS = {
   lstm: [
-    "i = σ(W_i x + U_i h₋ + b_i)   what is written", "f = σ(W_f x + U_f h₋ + b_f)   what is kept",
-    "g = tanh(W_g x + U_g h₋ + b_g)   the new content", "o = σ(W_o x + U_o h₋ + b_o)   what is shown",
-    "c = f · c₋ + i · g", "h = o · tanh(c)",
+    ["i = σ(W_i x + U_i h₋ + b_i)", "how much of the candidate to write"],
+    ["f = σ(W_f x + U_f h₋ + b_f)", "how much of the old cell state to keep"],
+    ["g = tanh(W_g x + U_g h₋ + b_g)", "the new content"],
+    ["o = σ(W_o x + U_o h₋ + b_o)", "how much of the cell state to show"],
+    ["c = f · c₋ + i · g", "the new cell state"], ["h = o · tanh(c)", "the new hidden state"],
   ],
-  rnn: ["h = tanh(W x + U h₋ + b)"],
+  rnn: [["h = tanh(W x + U h₋ + b)", "the new hidden state"]],
 };
 
 /** Returns the view, or null for a model without recurrent layers in the page. */
@@ -43,12 +45,13 @@ export function statesView(store) {
   const title = el("h2", {});
   const steps = el("div", { class: "steps" });
   const gradients = values.gradients ? gradientCard(store, view) : null;
-  const formulas = el("ul", { class: "formulas" }, CELL_FORMULAS[cell].map((text) => el("li", { class: "formula", text })));
+  const formulas = el("ul", { class: "formulas" }, CELL_FORMULAS[cell].map(([formula, meaning]) =>
+    el("li", {}, [el("span", { class: "formula" }, withSubscripts(formula)), el("span", { class: "note", text: meaning })])));
   const about = note("x is the layer's input at this token. h₋ and c₋ are the states after the token before it. σ gives numbers from 0 to 1.");
   view.element = el("div", { class: "stack" }, [
     el("div", { class: "columns narrow" }, [
       card(cell === "lstm" ? "LSTM" : "RNN", [layer.element, parts.length > 1 ? part.element : null, formulas, about].filter(Boolean)),
-      el("section", { class: "card" }, [title, map.element, note("Select a cell to see its numbers below.")]),
+      el("section", { class: "card" }, [title, map.element, note("Blue is positive, orange is negative. Select a cell to see its numbers below.")]),
     ]),
     card("One unit, step by step", [unit.element, steps]),
     gradients?.element,
@@ -67,6 +70,11 @@ export function statesView(store) {
     gradients?.update(what);
   };
   return view;
+}
+
+/** Returns the parts of a formula, in which the letter after a "_" is a subscript. */
+function withSubscripts(formula) {
+  return formula.split(/_(\w)/).map((text, i) => (i % 2 ? el("sub", { text }) : text));
 }
 
 const capitalized = (text) => text[0].toUpperCase() + text.slice(1);

@@ -3,6 +3,8 @@
 Skipped without Playwright and Chromium, as `test_page_browser.py`.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,6 @@ import pytest
 import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.decoding.fill import fill
-from jaxformer.functional import lstm_cell, rnn_cell
 from jaxformer.interpret import explain, page_data, page_weights
 from tests.interpret import test_page_browser as pages
 from tests.interpret.pages import SIZES, TEXT, rounded_params
@@ -195,6 +196,40 @@ def test_switched_off_head_of_an_encoder_decoder_equals_ablation_in_jax(kind, op
 
 
 @pytest.mark.slow
+def test_contributions_of_an_encoder_decoder_add_up_to_the_logit(opened):
+    """The Python tests compare the parts with JAX; here cross-attention is one of them."""
+    model, variables, tokens, source = model_and_texts("t5")
+    tab = opened(write(model, variables, tokens, source))
+    tab.click("#tab-heads")
+    logits = tab.evaluate(f"jaxformerPage.logits({LENGTH - 1})")
+    said = tab.locator("#view-heads .note").first.inner_text()
+    assert f"All parts together: {max(logits):.3f}" in said
+    assert "cross-attention head" in tab.locator("#view-heads .bars").inner_text()
+
+
+def test_page_says_why_it_cannot_run_a_model(monkeypatch):
+    """The reasons are exact: they name the value that the page does not support."""
+
+    class OwnRecurrent(jf.Recurrent):
+        """A subclass may compute something else."""
+
+    def reason(model):
+        return page_weights.live_reason(model, {"params": {"x": np.zeros(7)}})
+
+    assert all(reason(jf.build(config.resolved)) is None for config in MODELS.values())
+    lstm = MODELS["lstm"].resolved
+    assert "not OwnRecurrent" in reason(OwnRecurrent(lstm))
+    narrow = jf.build(dataclasses.replace(lstm, dtype="bfloat16"))
+    assert reason(narrow) == "the model computes in bfloat16, which JavaScript does not have"
+    experts = jf.build(dataclasses.replace(MODELS["bert"], num_experts=2).resolved)
+    assert reason(experts) == "the page does not implement experts"
+    convolutions = jf.Convolutional(MODELS["dilated"].resolved, activation=jnp.sin)
+    assert "user-defined activation" in reason(convolutions)
+    monkeypatch.setattr(page_weights, "MOST_PARAMETERS", 6)
+    assert reason(jf.build(lstm)) == ("the model has 7 parameters, and a page can hold at most 6")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t5", "attention seq2seq"])
 def test_attention_weights_of_pairs_equal_those_of_jax(name, opened):
     model, variables, tokens, source = model_and_texts(name)
@@ -253,15 +288,16 @@ def gradient_norms(model, params, tokens, position):
             hidden = cell = jnp.zeros(size)
             above = []
             for t, x in enumerate(below):
+                gates = x @ tree["recurrent"]["input"]["kernel"]
+                gates += hidden @ tree["recurrent"]["state"]["kernel"]
+                gates += tree["recurrent"]["input"]["bias"]
                 if is_lstm:
-                    _, cell = lstm_cell(tree["recurrent"], x, (hidden, cell))
-                    gates = x @ tree["recurrent"]["input"]["kernel"]
-                    gates += hidden @ tree["recurrent"]["state"]["kernel"]
-                    gates += tree["recurrent"]["input"]["bias"]
+                    i, f, g, o = jnp.split(gates, 4)
+                    cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
                     cell += added["cell"][layer, t]
-                    hidden = jax.nn.sigmoid(gates[3 * size :]) * jnp.tanh(cell)
+                    hidden = jax.nn.sigmoid(o) * jnp.tanh(cell)
                 else:
-                    hidden = rnn_cell(tree["recurrent"], x, hidden)
+                    hidden = jnp.tanh(gates)
                 hidden += added["hidden"][layer, t]
                 above.append(hidden)
             below = jnp.stack(above)
@@ -279,7 +315,7 @@ def gradient_norms(model, params, tokens, position):
 @pytest.mark.parametrize("name", ["lstm", "wide lstm", "rnn"])
 def test_gradients_through_time_equal_those_of_jax(name, opened):
     model, variables, tokens, _ = model_and_texts(name, 9)
-    params = rounded_params(variables["params"])
+    params = jax.tree.map(jnp.asarray, rounded_params(variables["params"]))
     tab = opened(write(model, variables, tokens, None))
     tab.click("#tab-states")
     tab.evaluate("jaxformerPage.store.select({ position: 6 })")
@@ -308,6 +344,9 @@ def test_numbers_of_a_unit_follow_the_formulas_of_the_lstm(name, opened):
     )  # i, f, g, o, c, h
     i, f, g, o, c, h = now
     assert abs(f * before[4] + i * g - c) < 2e-3 and abs(o * np.tanh(c) - h) < 2e-3
+    for line in tab.locator("#view-states .steps .formula").all_inner_texts():
+        product, result = line.replace("−", "-").replace("·", "*").split(" = ")[2:]
+        assert abs(eval(product) - float(result)) < 2e-3, line
     seen = page_data.inspect(
         model,
         {"params": jax.tree.map(jnp.asarray, rounded_params(variables["params"]))},

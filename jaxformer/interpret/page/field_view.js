@@ -53,7 +53,6 @@ export function receptiveField(config, position) {
   const levels = [[position]];
   for (let layer = config.num_layers - 1; layer >= 0; layer--) {
     const offsets = kernelOffsets(config, layer);
-    if (config.residual) offsets.push(0);
     const read = new Set(levels[0].flatMap((at) => offsets.map((offset) => at + offset)));
     levels.unshift([...read].filter((at) => at >= 0).sort((a, b) => a - b));
   }

@@ -16,7 +16,7 @@ from jaxformer.models.config import (
     RecurrentEncoderDecoderConfig,
     architecture_name,
 )
-from jaxformer.models.config.encoder import EncoderDecoderConfig
+from jaxformer.models.config.encoder import EncoderDecoderConfig, ReadsSource
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.transformer import TransformerConfig
 
@@ -87,7 +87,7 @@ def _layer(layer: Any) -> dict[str, Any]:
     }
 
 
-def _source(config: ModelConfig) -> dict[str, Any]:
+def _source(config: ReadsSource) -> dict[str, Any]:
     """Returns the fields about the source of an encoder–decoder."""
     return {
         "max_source_length": config.longest_source,

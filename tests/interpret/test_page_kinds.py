@@ -154,6 +154,7 @@ def test_page_computes_the_logits_of_jax_for_every_kind_of_model(name, opened):
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 def test_source_of_an_encoder_decoder_is_edited_with_the_keyboard(opened):
     model, variables, tokens, source = model_and_texts("t5")
     tab = opened(write(model, variables, tokens, source))

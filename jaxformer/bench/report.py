@@ -194,7 +194,7 @@ class Roof(NamedTuple):
 
 
 def make_roofs(ceilings: Ceilings) -> dict[str, Roof]:
-    """Returns the measured limits of each dtype, and the published limits."""
+    """Returns the largest FLOP/s and bandwidth, as measured for each dtype and as published."""
     found = {}
     if ceilings.bandwidth:
         for dtype, flops in ceilings.flops.items():

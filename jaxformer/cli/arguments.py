@@ -205,7 +205,7 @@ def complete(kind: type[T], given: Mapping[str, Any], default: T | None = None) 
             fields' own defaults apply.
 
     Raises:
-        ValueError: The dataclass rejects a value, or an argument would have no effect.
+        ValueError: The dataclass does not accept a value, or an argument has no effect.
     """
     arguments = _filled(kind, given, default)
     refuse_unread(arguments, given)

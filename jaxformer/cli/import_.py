@@ -88,7 +88,7 @@ def _compare(folder: Path, architecture: str, loaded: "Checkpoint") -> None:
     try:
         found = parity(folder, architecture, *loaded)
     except (ValueError, RuntimeError, OSError, SafetensorError) as error:
-        say(f"parity      not compared: {error}")
+        say(f"parity      the logits were not compared with transformers: {error}")
         return
     say(f"parity      logits differ by {found.largest:.2e} at most, {found.mean:.2e} on average")
     if found.perplexities:

@@ -129,8 +129,8 @@ def without_options(defaults: GenerationDefaults, names: Iterable[str]) -> Gener
     if unknown := names - OPTIONS - _HARMLESS - unsupported.keys():
         found = ", ".join(unsupported) or "none"
         raise ValueError(
-            f"{min(unknown)!r} is not an option of generation_config.json; this checkpoint sets "
-            f"these options that are not implemented: {found}"
+            f"{min(unknown)!r} is not an option of generation_config.json; the options of this "
+            f"checkpoint that may have to be ignored are: {found}"
         )
     rules = {key: getattr(NO_CONSTRAINTS, key) for key in names & _CONSTRAINTS}
     usual = {key: _USUAL.get(key, getattr(GenerationDefaults(), key)) for key in names & _DEFAULTS}

@@ -21,9 +21,10 @@ def masked_keys(model: LanguageModel, layers: list[int], length: int) -> dict[st
         length: The number of tokens.
 
     Returns:
-        A dict with "hidden", a packed array [masks, queries, keys] that is 1 for a masked key, and
-        "layers", the index of the mask of each layer. None if no key is masked, or if the rule is
-        unknown because the caller defined the layers.
+        A dict with two entries. "hidden" contains the different masks, as an array [masks, queries,
+        keys] from `pack`, in which a masked key is 1. "layers" contains the index of each layer's
+        mask. The result is None if no key is masked, or if the rule is unknown because the caller
+        defined the layers.
     """
     if not isinstance(model.config, TransformerConfig) or model.layers is not None:
         return None

@@ -261,7 +261,7 @@ def newest_unfinished(runs: Path, kind: str | None = None) -> Run:
 def _check_certain(run: Run, runs: Path, found: Sequence[Run | UnreadableRun]) -> None:
     """Raises ValueError if it is uncertain whether a run is the newest unfinished run.
 
-    The order of the runs is uncertain if a newer run is unreadable, or if the run has copies.
+    The order is uncertain if a newer run is unreadable, or if `run` has copies.
 
     Args:
         run: The newest unfinished run.

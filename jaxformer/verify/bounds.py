@@ -82,7 +82,7 @@ def _assumed(value: np.ndarray, where: Where) -> Bounds:
 
 
 def informative(x: Marked) -> bool:
-    """Returns whether an array has known bounds, or a constant element that may act as a mask."""
+    """Returns whether an array has known bounds, or is a constant that may contain a mask."""
     if x.bounds is not None:
         return True
     value = np.asarray(x.value)

@@ -189,7 +189,11 @@ def most_documents(length: int) -> int:
 
 
 def documents_fit(documents: Int[Array, "batch length"]) -> Bool[Array, ""]:
-    """Returns whether the documents are contiguous and at most `most_documents` per sequence."""
+    """Returns whether the kernel accepts the documents.
+
+    The tokens of each document must be contiguous, and a sequence may have at most `most_documents`
+    documents.
+    """
     return only_rise(documents) & (documents.max() <= most_documents(documents.shape[-1]))
 
 

@@ -85,9 +85,9 @@ class TableView(NamedTuple):
     Attributes:
         tokens: positions and documents of the tokens in the slots, the new tokens included.
         written: the slots of the new tokens; see `cache.slots.write_token_info`.
-        earlier: the tokens in the slots before the pass, if the new tokens overwrite a token that
-            they attend to; otherwise None. If `earlier` is not None, the queries do not attend to
-            `tokens`, but to `earlier` followed by the new tokens.
+        earlier: None, except if the new tokens overwrite tokens that they attend to. Then it is the
+            contents of the slots before this pass, and the queries attend to `earlier` followed by
+            the new tokens, instead of `tokens`.
     """
 
     tokens: TokenInfo

@@ -112,7 +112,7 @@ class MaskedTokens(TextTask):
         return texts[0] + "".join(word + text for word, text in zip(words, texts[1:], strict=False))
 
     def example(self) -> list[str]:
-        """Returns a command that fills in the second word of the held-out text, which is masked."""
+        """Returns a command that masks the second word of the held-out text, and fills it in."""
         words = first_words(self.data.held_out_beginning, lambda words: True).split(" ")
         return ["fill-mask", "--text=" + " ".join([words[0], MASK_WORD, *words[2:]])]
 
@@ -149,7 +149,7 @@ class MaskedBatches(WindowBatches):
         self._around = (list(tokenizer.before), list(tokenizer.after))
         if any(self._around) and config.packing == "documents":
             raise ValueError(
-                "packing is documents; it must be windows, because the tokenizer adds special "
+                "packing is 'documents'; it must be 'windows', because the tokenizer adds special "
                 "tokens before or after each text"
             )
         room = config.window - sum(map(len, self._around))

@@ -99,7 +99,7 @@ def test_jensen_shannon_divergence_is_symmetric_and_at_most_one_bit(seed):
 
 
 def test_explain_refuses_models_that_cannot_be_compared(models, monkeypatch):
-    for name in ("captured_data", "dependency_data", "final_logits", "compare_data"):
+    for name in ("captured_data", "dependency_data", "all_logits", "compare_data"):
         monkeypatch.setattr(explanation, name, lambda *_: pytest.fail("it was computed"))
     first, second = models
 

@@ -48,7 +48,7 @@ export function textField(store, tokenizer) {
   };
   return {
     element: el("div", { class: "text-field" }, [
-      el("label", { for: id, text: "Your text" }), input,
+      el("label", { for: id, text: store.source ? "Your target text" : "Your text" }), input,
       el("div", { class: "text-run" }, [run, status]),
     ]),
     update,

@@ -47,6 +47,9 @@ class SweepArguments:
     together: int | None = None
     """largest number of runs in one program; default: all runs that differ only in the seed and the
     learning rate"""
+    score_all: Switch = False
+    """score all held-out data at the end of each run, as train does; without this flag, runs of one
+    program score the same part of it as in their other evaluations"""
     json: Switch = False
     """print one JSON object and nothing else"""
 
@@ -183,7 +186,7 @@ def _train(
 
     def key(run: "Planned") -> Any:
         shared, step = shared_settings(run.config), checkpoint_step(run.folder)
-        if begun[run.folder.path].base is not None or shared is None or step == run.config.steps:
+        if begun[run.folder.path].base is not None or shared is None:
             return None
         return shared, run.inputs, step
 
@@ -192,12 +195,14 @@ def _train(
     next_step = f"to continue, repeat the command with --out {shlex.quote(str(out))}"
     for group in groups(left, key, arguments.together):
         if key(group[0]) is not None:
-            _train_group(group, screen, next_step)
+            _train_group(group, screen, next_step, scores_all=arguments.score_all)
         else:
             _train_alone(group[0], begun[group[0].folder.path], arguments)
 
 
-def _train_group(runs: list["Planned"], screen: "Screen", next_step: str) -> None:
+def _train_group(
+    runs: list["Planned"], screen: "Screen", next_step: str, *, scores_all: bool
+) -> None:
     """Trains runs in one program."""
     from jaxformer.models.kinds import build
     from jaxformer.training.group import Member, RunGroup
@@ -214,7 +219,8 @@ def _train_group(runs: list["Planned"], screen: "Screen", next_step: str) -> Non
             write_run(folder, inputs, config)
             members.append(Member(config, folder, task))
         config = members[0].config
-        group = RunGroup(members, build(config.model, config.execution), screen, next_step)
+        model = build(config.model, config.execution)
+        group = RunGroup(members, model, screen, next_step, scores_all=scores_all)
         group.resume()
         group.run()
 

@@ -81,7 +81,13 @@ class RunGroup:
     """
 
     def __init__(
-        self, members: Sequence[Member], model: LanguageModel, screen: Screen, next_step: str
+        self,
+        members: Sequence[Member],
+        model: LanguageModel,
+        screen: Screen,
+        next_step: str,
+        *,
+        scores_all: bool = False,
     ):
         """Makes the training state of each run.
 
@@ -90,6 +96,7 @@ class RunGroup:
             model: The model of all runs.
             screen: Shows the progress of the group.
             next_step: Text that tells the user how to continue after a stop signal.
+            scores_all: Whether the last evaluation also scores all held-out data.
         """
         self._mesh = _mesh(len(members))
         seeds = [member.config.seed for member in members]
@@ -99,7 +106,7 @@ class RunGroup:
             Training(*member, quiet, model=model, next_step=next_step, state=state, draws=False)
             for member, state in zip(members, states, strict=True)
         ]
-        self._screen, self._next_step = screen, next_step
+        self._screen, self._next_step, self._scores_all = screen, next_step, scores_all
         self.ended: dict[str, str] = {}
         self._saved_at = time.monotonic()
         self._pending: list[tuple[int, tuple[float, ...], Measured]] = []
@@ -120,6 +127,9 @@ class RunGroup:
             Interrupted: A signal ended the runs, after each has saved a checkpoint.
         """
         first = self._runs[0]
+        if first.done >= 1:  # The runs ended before their last evaluation.
+            self._evaluate(whole=self._scores_all)
+            return
         with ExitStack() as stack:
             for run in self._runs:
                 stack.enter_context(run.writer)
@@ -162,7 +172,7 @@ class RunGroup:
                 signal, f"stopped at step {first.step}, which is saved; {self._next_step}"
             )
         if evaluates:
-            self._each(partial(Training.evaluate, whole=last), in_threads=True)
+            self._evaluate(whole=last and self._scores_all)
 
     def _is_time_to_save(self) -> bool:
         """Returns whether a checkpoint of each run is due. Checkpoints are a minute apart or more.
@@ -184,13 +194,19 @@ class RunGroup:
         lines = self._each(Training.flush)
         return [line[-1]["loss"] for line in lines if line and "loss" in line[-1]]
 
-    def _each(self, action: Callable[[Training], T], in_threads: bool = False) -> list[T]:
-        """Calls a function with each run that has not ended, and returns its results.
+    def _evaluate(self, *, whole: bool) -> None:
+        """Evaluates each run, with one thread for each device."""
+        evaluate = self._unless_ended(partial(Training.evaluate, whole=whole))
+        with ThreadPoolExecutor(self._mesh.size) as pool:
+            list(pool.map(evaluate, self._alive))
 
-        Args:
-            action: The function.
-            in_threads: Whether the devices work at the same time.
-        """
+    def _each(self, action: Callable[[Training], T]) -> list[T]:
+        """Calls a function with each run that has not ended, and returns its results."""
+        attempt = self._unless_ended(action)
+        return [result for run in self._alive for result in attempt(run)]
+
+    def _unless_ended(self, action: Callable[[Training], T]) -> Callable[[Training], list[T]]:
+        """Returns a function that returns [the result], or [] if the run ends early."""
 
         def attempt(run: Training) -> list[T]:
             try:
@@ -202,10 +218,7 @@ class RunGroup:
                 self._screen.say(f"{run.folder.path.name} ended early: {error}")
                 return []
 
-        if not in_threads:
-            return [result for run in self._alive for result in attempt(run)]
-        with ThreadPoolExecutor(self._mesh.size) as pool:
-            return [result for results in pool.map(attempt, self._alive) for result in results]
+        return attempt
 
 
 def _span(losses: list[float]) -> str:

@@ -20,7 +20,8 @@ class Average(NamedTuple):
 
     Attributes:
         setting: The setting without the seed.
-        losses: The last held-out loss of each run that reached its last step.
+        losses: The last held-out loss of each run that reached its last step, on all held-out data
+            if all runs of the sweep scored all data.
         num_runs: The number of runs.
         num_diverged: The number of runs that ended early, because a loss was not finite.
         training: The smoothed training losses of each run that did not diverge.
@@ -67,14 +68,21 @@ def averages(runs: Sequence[Planned]) -> list[Average]:
     found: dict[tuple, list[Planned]] = {}
     for run in runs:
         found.setdefault(tuple(_without_seed(run.setting).items()), []).append(run)
-    return [_average(dict(setting), members) for setting, members in found.items()]
+    last = [_scored(run)[-1] for run in runs if is_finished(run.folder)]
+    # Losses on different numbers of tokens cannot be compared.
+    uses_all = len({line["scored"] for line in last}) <= 1
+    return [_average(dict(setting), members, uses_all) for setting, members in found.items()]
+
+
+def _scored(run: Planned) -> list[dict]:
+    return [line for line in run.folder.read_metrics() if "held_out_loss" in line]
 
 
 def _without_seed(setting: Setting) -> Setting:
     return {name: value for name, value in setting.items() if name != "seed"}
 
 
-def _average(setting: Setting, runs: list[Planned]) -> Average:
+def _average(setting: Setting, runs: list[Planned], uses_all: bool) -> Average:
     training, held_out, losses = [], [], []
     good = [run for run in runs if ended_early(run.folder) is None]
     for run in good:
@@ -82,11 +90,12 @@ def _average(setting: Setting, runs: list[Planned]) -> Average:
         trained = [line for line in lines if "loss" in line]
         steps, curve = [x["step"] for x in trained], smoothed([x["loss"] for x in trained])
         training.append(list(zip(steps, curve, strict=True)))
-        scored = [line for line in lines if "held_out_loss" in line]
-        # The last evaluation scores all held-out data, and the part that each evaluation scores.
-        held_out.append([(x["step"], x.get("part_loss", x["held_out_loss"])) for x in scored])
+        # A whole evaluation also gives the loss on the part that each evaluation scores.
+        scored = _scored(run)
+        parts = [(x["step"], x.get("part_loss", x["held_out_loss"])) for x in scored]
+        held_out.append(parts)
         if is_finished(run.folder):
-            losses.append(scored[-1]["held_out_loss"])
+            losses.append(scored[-1]["held_out_loss"] if uses_all else parts[-1][1])
     return Average(setting, losses, len(runs), len(runs) - len(good), training, held_out)
 
 

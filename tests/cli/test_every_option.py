@@ -49,7 +49,7 @@ ACTS = {
     "translate": "--mesh --beam-width --batch-size --parse-special --ignore-generation-config",
     "fill-mask": "--mesh --top-k --json --parse-special",
     "evaluate": "--mesh --source --json --parse-special",
-    "sweep": "--vary --list --out --together --json",
+    "sweep": "--vary --list --out --together --score-all --json",
     "compare": "-o --json",
     "explain": "--mesh -o --target --compare --parse-special",
     "import": "",

@@ -49,7 +49,9 @@ def losses(lines, name="loss"):
 @pytest.mark.slow
 def test_runs_of_a_sweep_equal_single_runs(text, capsys):
     """They have the losses, the held-out losses and the weights of `jaxformer train`."""
-    runs, results = swept(capsys, text, "--vary", "seed=3..5", "--vary", "learning-rate=0.001,0.01")
+    runs, results = swept(
+        capsys, text, "--vary", "seed=3..5", "--vary", "learning-rate=0.001,0.01", "--score-all"
+    )
     assert len(runs) == 6
     for name, options in {
         "seed-4_learning-rate-0.01": ["--seed", "4", "--learning-rate", "0.01"],

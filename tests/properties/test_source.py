@@ -322,7 +322,7 @@ def test_invalid_source_features_are_rejected():
 
 def test_command_line_rejects_models_with_source_features():
     model = tiny.build(**MODELS["frames"])
-    with pytest.raises(ValueError, match="source_features is 3, so this model reads float"):
+    with pytest.raises(ValueError, match="source_features is 3; it must be None to read text"):
         check_translates(model)
 
 

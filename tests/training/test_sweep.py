@@ -139,6 +139,14 @@ def test_averages_are_means_and_standard_errors_over_the_seeds(runs):
     assert (rms.num_diverged, layer.num_diverged) == (0, 1)
 
 
+def test_losses_on_unequal_numbers_of_tokens_are_replaced_by_those_on_the_common_part(runs):
+    path = runs[0].folder.metrics
+    *lines, last = [json.loads(line) for line in path.read_text().splitlines()]
+    lines.append({**last, "held_out_loss": 3.0, "scored": 99, "part_loss": 2.0, "part_scored": 9})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert averages(runs)[0].losses == [2.0, 2.5, 2.1]
+
+
 def test_table_marks_the_best_mean_and_counts_diverged_runs(runs):
     _, rms, layer = table(averages(runs))
     assert rms.startswith("* norm rms") and "2.2000" in rms and rms.endswith("3")

@@ -39,7 +39,7 @@ BUGS = (
     ),
     Bug(
         "a diverged run ends the sweep",
-        "training.group:RunGroup._each",
+        "training.group:RunGroup._unless_ended",
         Replace("processes.Ended", "ZeroDivisionError"),
         DIVERGED,
     ),

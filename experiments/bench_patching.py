@@ -54,7 +54,7 @@ from alone import peak_memory
 from record import Parser, at_least, conclude, require, run
 
 VOCAB, RIGHT, WRONG = 50_257, 11, 222
-# The effects that the two libraries compute may differ by this fraction of the largest effect.
+# The effects that the two libraries compute may differ by at most this fraction of the largest one.
 TOLERANCE = 1e-4
 
 

@@ -50,7 +50,8 @@ class Subject:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, make), daemon=True)
         self._process.start()
-        # While this end of the pipe is open, `recv` would wait forever if the process dies.
+        # If this process also kept the child's end open, `recv` would wait forever after the child
+        # dies.
         theirs.close()
         self.setup_seconds = self._receive()
 

@@ -47,8 +47,8 @@ MOMENTS = {"save": 0.6, "training": 0.3, "start": 0.1}
 # A kill during the start happens at most this number of seconds after the launch.
 LONGEST_START = 10.0
 
-# The new process restricts itself to one core. With a hook between fork and exec, JAX would warn
-# about the fork.
+# The new process restricts itself to one core, because JAX would warn about the fork that
+# `preexec_fn` requires.
 ON_ONE_CORE = """
 import os, sys
 if hasattr(os, "sched_setaffinity"):

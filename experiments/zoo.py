@@ -41,8 +41,8 @@ MODELS = {
     ),
 }
 # These peak learning rates gave the best results in 300 steps, among rates that differ by factors
-# of two. The largest rate was the best for the LSTM and the CNN, and half of it for the RNN and
-# the Transformer.
+# of two. For the LSTM and the CNN, this is the largest rate that was tried with the model. For the
+# RNN and the Transformer, it is half of the largest rate.
 PEAKS = {"RNN": 4e-3, "LSTM": 1.6e-2, "causal CNN": 8e-3, "Transformer": 4e-3}
 
 

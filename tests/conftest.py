@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, Phase, settings
 from jaxtyping import install_import_hook
 
 # Stores compiled programs on disk for other workers, for later runs (slow tests, mutation) and for
-# processes that tests start. Processes read the environment; here JAX may already be imported.
+# processes that tests start. These processes read the environment variables. In this process, JAX
+# may already be imported, so the options are also set below.
 PROGRAMS = Path(__file__).parent.parent / ".pytest_cache" / "xla"
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

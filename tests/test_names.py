@@ -25,7 +25,7 @@ RENAMED = {
     r"\battention_cap\b": "attention_softcap",
     r"\blogits_cap\b": "logits_softcap",
     r"\bmodel\.points\b": "model.hook_points",
-    r"\b[Tt]ap\(": "hook(",
+    r"(?<!\.)\b[Tt]ap\(": "hook(",
     r"\b(two_norms|one_norm)\b": "separate_norms, shared_norm",
     r"\bHidden(Training|Tokens)\b": "MaskedTokensTraining",
     r"\bmodel\.family\b": "model.model_type",

@@ -13,7 +13,7 @@ from jaxformer.terminal import say, write
 
 _HELP = """/clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer.
 A line that ends with \\ continues on the next line."""
-# The least number of tokens that a conversation leaves for an answer.
+# The prompt must leave at least this number of tokens for the answer.
 _LEAST_ROOM = 16
 _PROMPT, _MORE = "> ", ". "
 

@@ -132,7 +132,8 @@ class Stack:
         for number, layer in enumerate(self.layers):
             initial = Initial(len(self.layers), 1.0 if number else self.input_stddev)
             equal.setdefault((layer, initial, self.dims[number]), []).append(number)
-        for settings, numbers in equal.items():  # One vmapped program initializes equal layers.
+        # One vmapped program initializes all layers with equal settings.
+        for settings, numbers in equal.items():
             stacked = jax.vmap(partial(init_layer, *settings))(keys[np.array(numbers)])
             trees |= dict(zip(numbers, unstack(stacked, len(numbers)), strict=True))
         return self.group_trees([trees[number] for number in range(len(self.layers))])
@@ -251,8 +252,8 @@ def layer_steps(
     Each function calls `run_layer` with the remat policy in `tokens.run.execution`.
     """
     # A pass with a key/value cache runs inside the caller's jit. There, a second jit makes JAX
-    # trace equal layers only once. A pass without a cache may run outside of jit. There, a jit of
-    # these functions, which each call creates anew, would compile in each call.
+    # trace layers with equal settings only once. A pass without a cache may run outside of jit.
+    # There, a jit of these functions, which each call creates anew, would compile in each call.
     compiled = (lambda step: step) if tokens.cache_views is None else jax.jit
     # A scan has separate loops for the forward and the backward pass, so XLA cannot eliminate the
     # recomputation as a common subexpression.

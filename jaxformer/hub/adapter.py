@@ -221,7 +221,8 @@ class Targets:
         return next(self._layers(module), None) in self.layers
 
     def _layers(self, module: str) -> Iterator[int]:
-        # Without `layers_pattern`, PEFT requires a parent module of the list, as in "model.layers".
+        # Without `layers_pattern`, PEFT requires that the list of layers has a parent module, as in
+        # "model.layers".
         for pattern in self.layer_lists or (r".*\.[^.]*",):
             for found in _LAYER.finditer(module):
                 if fully_matches(rf"(.*\.)?({pattern})", module[: found.start()]):

@@ -25,7 +25,7 @@ _LAYERS = """n_layer n_layers num_hidden_layers num_layers num_decoder_layers en
     decoder_layers""".split()
 # A larger number of layers would take too long, because `options.pattern` takes quadratic time.
 _MOST_LAYERS = 4096
-# Sinusoids in bfloat16 differ by 0.002 from those in float32.
+# Sinusoids in bfloat16 differ by up to 0.002 from those in float32.
 _ROUNDING = 0.01
 # In models with a tied head, tensors with these names may be copies of the embedding table.
 _EMBEDDING = re.compile(r"(lm_head|embed_out|vocab_projector|decoder|embed_tokens)\.weight$")

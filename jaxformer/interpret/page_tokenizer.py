@@ -85,8 +85,8 @@ def _steps(tokenizer: Tokenizer) -> dict[str, Any]:
     """Returns the steps before and after the tokenizer's model."""
     decoder = decoder_steps(tokenizer.parts)
     if isinstance(tokenizer, ByteTokenizer):
-        # Its added tokens decode to their text. The `tokenizers` library reads their characters as
-        # bytes.
+        # A `ByteTokenizer` decodes an added token to its text. The `tokenizers` library would
+        # interpret each character of the text as a byte.
         decoder = [{**step, "added_as_text": True} for step in decoder]
     return {
         "normalizer": normalizer_steps(tokenizer.parts),

@@ -14,8 +14,9 @@ from jaxformer.models.config.check import entries
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel
 
-# A page with so many parameters has about 37 MB, and its first pass over 32 tokens took 0.6 s in
-# Chromium on two idle cores. So the page does not need WebAssembly, which its policy forbids.
+# A page with this number of parameters has about 37 MB. Its first forward pass over 32 tokens took
+# 0.6 s in Chromium on two idle cores, so the page does not need WebAssembly, which its content
+# security policy forbids.
 MOST_PARAMETERS = 30_000_000
 # A model with at most this number of parameters is stored in float16, which takes about 2.7
 # characters of the page per parameter.

@@ -167,7 +167,7 @@ def by_seed(runs: list[Compared]) -> list[list[Compared]]:
         settings = _settings(run)
         seed = settings.pop("seed")
         key = (repr(settings), number if any("not_finite" in x for x in run.metrics) else None)
-        # Runs with equal seeds are copies or repetitions, which have no mean.
+        # Runs with equal settings and seeds are copies or repetitions, so they are not averaged.
         while any(other.config.seed == seed for other in found.get(key, ())):
             key = (*key, None)
         found.setdefault(key, []).append(run)
@@ -186,7 +186,7 @@ def _draw_row(axes: Sequence[Axes], groups: list[list[Compared]]) -> None:
             # A line through a single point is invisible.
             draw_mean(by_time, timed, marker="." if len(timed[0]) < 10 else None, **style)
         else:
-            # The times of several runs differ, so no time has a mean.
+            # The runs record losses at different times, so losses cannot be averaged by time.
             for points in timed:
                 draw_mean(by_time, [points], alpha=0.6, linewidth=0.8, **style)
         for curves in _held_out(runs):

@@ -32,7 +32,7 @@ TRAININGS = {
     "convolutional": TextTraining,
 }
 _UNROLLED = Execution(layers="unrolled")
-# Tokens per window in runs on Python's standard library.
+# Tokens per window in runs that train on the source code of Python's standard library.
 _WINDOW = 128
 
 

@@ -27,10 +27,10 @@ try:
 except ImportError:  # Windows has no fcntl.
     fcntl = None
 
-# Name of a run that trains on Python's standard library.
+# Name of a run that trains on the source code of Python's standard library.
 LIBRARY = "stdlib"
-# File systems accept names of 255 bytes. This limit is smaller, to leave space for the words and
-# numbers that `run_name` and `next_free` append.
+# File systems accept names of at most 255 bytes. This limit is smaller, to leave space for the
+# words and numbers that `run_name` and `next_free` append.
 _MOST_BYTES = 80
 # Names of devices on Windows, which files and folders cannot have.
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")

@@ -28,7 +28,7 @@ from jaxformer.training.screen import Screen
 SWEEP_FORMAT = 1
 # The training settings that determine the prepared data, together with the inputs.
 _OF_THE_DATA = ("validation_fraction", "parse_special", "text_field")
-# A setting, by flag name without dashes: the words of its value, as on the command line.
+# {flag name without its leading dashes: the words of its value, as on the command line}.
 Setting = dict[str, str]
 
 

@@ -74,7 +74,7 @@ KINDS = {
     "BPE with suffixes": subwords(suffixes()),
     "ours": ByteTokenizer.train(["the tide came in é\n"], 260),
 }
-# A token that is a letter and no byte token.
+# The token of a full stop, which no tokenizer here encodes with byte fallback.
 FIRST = {name: tokenizer.encode(".")[-1] for name, tokenizer in KINDS.items()}
 # Bytes of whole and incomplete characters and of line breaks, which are drawn often.
 HARD = [3 + byte for byte in (0x0A, 0x0A, 0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80, 0x20)]
@@ -111,7 +111,7 @@ def test_text_of_ids_consists_of_the_bytes_of_each_id(name, ids):
 def test_streamed_text_equals_all_text_after_the_prompt(name, prompt, parts):
     """The stream returns all text after the prompt, even if new ids change the prompt's end."""
     tokenizer = KINDS[name]
-    size = tokenizer.vocab_size + (name != "ours")  # others may have ids without a token
+    size = tokenizer.vocab_size + (name != "ours")  # except for ours, the last id has no token
     prompt, parts = [n % size for n in prompt], [[n % size for n in part] for part in parts]
     stream = tokenizer.stream(prompt)
     found = "".join(stream.push(part) for part in parts) + stream.flush()

@@ -29,7 +29,7 @@ FIELDS = {
     "model": "kind",
     "attention_implementation": "attention",
     "scan_layers": "layers",
-}  # of the flags whose fields have other names
+}  # {flag: field}, where their names differ
 
 NUMBERS = st.sampled_from([1, 2, 8, 64, 300]) | st.integers(-3, 2**40)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=9).filter(lambda x: x != "None")

@@ -63,7 +63,7 @@ def test_compare_accepts_runs_of_different_models(run, capsys):
         "learning_rate": [6e-4, 0.01],
         "head_bias": [False, True],
     }
-    assert [one["run"][-3:] for one in found["runs"]] == ["x/a", "y/a"]  # folders of one name
+    assert [one["run"][-3:] for one in found["runs"]] == ["x/a", "y/a"]  # equal folder names
 
 
 def test_compare_shows_different_base_checkpoints_and_lora_ranks(run, capsys):

@@ -96,7 +96,7 @@ def in_chunks(model, variables, tokens, chunks, source, **hooks):
     captured = {}
     for name in hooks.get("capture", ()):
         found = [part.captured[name] for part in parts]
-        if name == "attention.weights":  # the key axis of a chunk has the live slots
+        if name == "attention.weights":  # the keys of a chunk are the live slots
             found = [np.asarray(x)[..., :LENGTH] for x in found]
             found = [np.pad(x, [(0, 0)] * 4 + [(0, LENGTH - x.shape[-1])]) for x in found]
         captured[name] = np.concatenate(found, axis=-2)

@@ -88,7 +88,7 @@ def test_recurrent_states_can_be_rewound_within_the_last_call(name, seed, segmen
     model = with_states(name)
     variables, source = tiny.weights(model, seed), tiny.sources(model, seed, BATCH)
     old, new = tiny.tokens(seed, BATCH, LENGTH), tiny.tokens(seed + 1, BATCH, 3)
-    first = data.draw(st.sampled_from((1, LENGTH // 2)))  # each compiles
+    first = data.draw(st.sampled_from((1, LENGTH // 2)))  # each length compiles
     kept = jf.init_cache(model, variables, BATCH, 2 * LENGTH, source)
     _, kept = jf.extend(model, variables, old[:, :first], kept, segment_ids[:, :first])
     last = segment_ids[:, first:]

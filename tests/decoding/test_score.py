@@ -85,7 +85,7 @@ def test_score_rejects_ids_outside_the_vocabulary():
     variables, tokens = (
         tiny.weights(model, 0),
         tiny.tokens(0, 1, 11),
-    )  # the last block of the chunked loss
+    )  # the last token is in the last block of the chunked loss
     for bad in (-1, 13):
         tokens[0, -1] = bad
         with pytest.raises(ValueError, match=f"tokens contain id {bad}, but vocab_size is 13"):

@@ -174,7 +174,7 @@ SIZES = ExpertSizes(
         ("f32[8,8,64,4]", "dot", False),  # heads
         ("f32[8,64,64,64]", "dot", False),
         ("f32[2,8,32,24]", "dot", False),  # kernels of two layers
-        ("f32[512,2,8]", "dot", False),  # the choices
+        ("f32[512,2,8]", "dot", False),  # the chosen experts, one-hot
     ],
 )
 def test_arrays_over_all_experts_are_found_in_hlo_by_their_sizes(shape, operation, is_dense):

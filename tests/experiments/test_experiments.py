@@ -28,7 +28,7 @@ def test_held_out_phrases_never_occur_in_training():
 
     train, held_out = phrases(7000, seed=0)
     assert (train, held_out) == phrases(7000, seed=0)
-    for seen, asked in zip(train, held_out, strict=True):  # kind by kind
+    for seen, asked in zip(train, held_out, strict=True):  # for each kind of phrase
         assert len(asked) > 3 and not set(dict(seen)) & set(dict(asked))
     french = {english: french for asked in held_out for english, french in asked}
     for english, translated, count in strung(held_out, 200, seed=1, mostly_short=False):

@@ -154,7 +154,7 @@ def test_subclass_of_dense_mask_or_bias_works_in_every_attention_implementation(
     rng = np.random.default_rng(0)
     if kind == "mask":
         table = rng.random((LENGTH, LENGTH)) < 0.5
-        table[7], table[:, 5] = True, False  # query 7 and key 5 see and are seen if inverted only
+        table[7], table[:, 5] = True, False  # inverted, query 7 sees only key 5
         contexts = [context_of(mask, LENGTH) for mask in (mine(table), DenseMask(~table))]
     else:
         table = jnp.asarray(rng.normal(size=(4, LENGTH, LENGTH)), jnp.float32)

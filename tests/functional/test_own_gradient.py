@@ -98,7 +98,7 @@ TRANSFORMATIONS = {
     names=st.lists(st.sampled_from(list(TRANSFORMATIONS)), min_size=1, max_size=3),
     use=st.sampled_from([of_one_array, with_shared_scale]),
 )
-@settings(max_examples=10)  # each compiles
+@settings(max_examples=10)  # each example compiles
 def test_custom_gradient_function_equals_plain_function_under_transforms(seed, names, use):
     x = jnp.asarray(np.random.default_rng(seed).normal(size=3), jnp.float32)
     found, wanted = (

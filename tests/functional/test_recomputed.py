@@ -26,7 +26,7 @@ def num_bytes(arrays):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", mostly_slow(["float32", "bfloat16"], "bfloat16"))
-@settings(max_examples=6)  # each compiles
+@settings(max_examples=6)  # each example compiles
 @given(seed=tiny.seeds, rows=st.integers(1, 40), dim=st.integers(1, 40))
 def test_recomputed_function_stores_only_its_arguments_for_the_gradient(dtype, seed, rows, dim):
     """However many steps a function has, its gradient needs no more memory than its arguments."""

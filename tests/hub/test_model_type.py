@@ -167,7 +167,7 @@ def test_delta_rule_projections_are_interleaved_by_key_head(tmp_path):
     joined = written["model.layers.1.self_attn.q_proj.weight"]
     parts = [head(attention, name, 7, 4) for name in ("query", "gate")]
     np.testing.assert_array_equal(joined[7 * 8 :], np.concatenate(parts))
-    # Published files also have layers for further tokens, which the class does not read.
+    # Published files also have layers for multi-token prediction, which the class does not read.
     foreign.tensors(tmp_path / "out", lambda arrays: arrays | {"mtp.norm.weight": np.ones(8)})
     loaded = jf.load(tmp_path / "out").variables
     jax.tree.map(np.testing.assert_array_equal, loaded, variables)

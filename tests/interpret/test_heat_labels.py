@@ -39,7 +39,7 @@ def test_labels_of_heat_map_do_not_overlap_and_include_the_selected_rows(cases):
         others = sorted(set(labels) - kept)
         for i in others:
             assert all(abs(i - j) * size >= PITCH - 0.2 for j in labels if j != i)
-        # Where there is space, no row is without a label nearby.
+        # If there is space, every row has a label nearby.
         step = max(1, PITCH / size)
         assert len(labels) >= num / (2 * step + 1) - 2
         if size >= PITCH:

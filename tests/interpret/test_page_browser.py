@@ -227,8 +227,7 @@ def test_every_control_of_explain_page_works_with_the_keyboard(opened):
         press("ArrowRight")
         assert tab.locator(f"#view-{view}").is_visible()
         assert tab.locator(f"#tab-{view}").get_attribute("aria-selected") == "true"
-        # Everything that can be operated can be reached: it has a name and no negative tab index,
-        # except the other items of a group that has one item in the tab order.
+        # Every button, field and heat map has a name.
         unnamed = read(
             "[...document.querySelectorAll('button, input, select, canvas[tabindex]')]"
             ".filter((x) => !(x.textContent || x.ariaLabel || x.labels?.length)).length"
@@ -251,7 +250,7 @@ def test_every_control_of_explain_page_works_with_the_keyboard(opened):
         1,
         1,
     ]
-    # The heat map: arrow keys move a cell, whose value is read aloud.
+    # The heat map: arrow keys select a cell, whose value is read aloud.
     tab.focus("#view-attention canvas.heat")
     press("ArrowDown")
     said = tab.locator("#view-attention .readout").inner_text()
@@ -284,7 +283,7 @@ def test_every_control_of_explain_page_works_with_the_keyboard(opened):
     assert read("document.documentElement.dataset.theme") == "dark"
 
 
-# The page believes that every look at the clock takes 6 ms, so it computes in many slices.
+# This clock advances by 6 ms whenever the page reads it, so the page computes in many slices.
 SLOW_CLOCK = "(() => { let t = 0; performance.now = () => (t += 6); })()"
 BUTTONS = {
     "Append the best token": "#view-decoding",
@@ -323,7 +322,7 @@ def test_explain_page_processes_clicks_during_computation_in_order(seed, opened)
     model, variables = model_of()
     page = explain(model, variables, TEXT, tokenizer())
     rng = np.random.default_rng(seed)
-    # The heads are switched first: a strength acts on a text at once, before its edits.
+    # The heads are switched first, because a strength takes effect at once, before pending edits.
     names = [*rng.choice(list(BUTTONS)[-2:], 2), *rng.choice(list(BUTTONS)[:-2], 7)]
     names = ["Append the best token"] * 5 if seed == 0 else names
     found = []

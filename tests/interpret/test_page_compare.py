@@ -106,7 +106,7 @@ def test_explain_refuses_models_that_cannot_be_compared(models, monkeypatch):
     def of(other, text=TEXT, words=first.tokenizer):
         return error_of(lambda: explain(*first[:2], text, words, compare=other))
 
-    # Of the same size, and of another size.
+    # The second tokenizer has the same size as the first, and then another size.
     said = of(
         second._replace(tokenizer=ByteTokenizer.train(["jk" * 9], first.tokenizer.vocab_size))
     )

@@ -316,7 +316,7 @@ def test_heat_maps_are_saved_as_png_of_twice_the_size(pages, page):
     assert image.width >= 2 * box["width"] and image.height >= 2 * box["height"]
     assert image.width < 2.4 * box["width"] and image.height < 2.5 * box["height"]
     colours = {colour for _, colour in image.getcolors(1 << 24)}
-    assert tuple(variable(tab, "surface")) in colours  # the ground
+    assert tuple(variable(tab, "surface")) in colours  # the background
     assert len(colours) > 50
 
 

@@ -25,7 +25,7 @@ BATCH, LENGTH = 2, 4
 METRIC = LogitDifference((1, 2), 3, -2)
 few = settings(max_examples=max(3, settings().max_examples // 5))
 
-# Sweeps of the first two and "block.input" start at the site, the others run the whole model.
+# Sweeps for which `can_resume` is true start at the patch site, the others run the whole model.
 CASES = {
     "llama attention.heads": ("llama", "attention.heads", AXES),
     "llama block.input": ("llama", "block.input", ("layer", "position")),

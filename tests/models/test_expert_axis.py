@@ -140,7 +140,7 @@ def test_temporary_memory_of_a_device_grows_only_with_its_own_experts():
 
     kernels = 3 * 64 * 256 * 4  # bytes of one expert
     few, many = temporaries(8, {"expert": 8}), temporaries(64, {"expert": 8})
-    assert many - few < 2 * (64 - 8) / 8 * kernels + kernels  # the gradients of its own experts
+    assert many - few < 2 * (64 - 8) / 8 * kernels + kernels  # gradients of a device's own experts
     assert temporaries(64, {"data": 8}) - many > 0.9 * (64 - 8) * kernels
 
 

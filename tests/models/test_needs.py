@@ -23,7 +23,7 @@ from tests.slow import mostly_slow
 
 SIZES = {"vocab_size": 11, "embed_dim": 8, "num_layers": 2, "max_length": 6, "dropout": 0.1}
 HEADS = {"num_heads": 2, "relative_buckets": 6, "relative_distance": 4}
-# Fields without a trace in these programs: limits of lengths, which the data must respect.
+# Fields that do not change these programs, because they only limit the length of the data.
 LIMITS = {"max_length", "max_source_length"}
 OTHER = {
     "rotary_base": 500.0,

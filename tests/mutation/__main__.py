@@ -52,8 +52,8 @@ def _first_red(bug, environ: dict[str, str], test: str, seed: int) -> str | None
     options = ["-m", "", "-x", "-n0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"]
     arguments = [*options, f"--hypothesis-seed={seed}", test]
     run = run_pytest(arguments, environ, PROJECT)
-    # Status 1 means that tests failed; another one that pytest could not run them, or that its
-    # process died, as one of them once did after its report.
+    # Status 1 means that tests failed. With other statuses, pytest could not run the tests, or its
+    # process died, which once happened after the report. In these cases, the tests run again.
     if run.status not in (0, 1):
         run = run_pytest(arguments, environ, PROJECT)
     red = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.output, re.MULTILINE)

@@ -55,7 +55,8 @@ def _run_and_exit(arguments, environment, folder, output) -> None:
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
     sys.pycache_prefix = environment["PYTHONPYCACHEPREFIX"]
-    # Its run at the server's start did not know the bug. Debian's Python has a module of this name.
+    # `sitecustomize` ran when the server started, but without the bug. It is run by its path,
+    # because Debian's Python has another module of this name.
     runpy.run_path(str(Path(__file__).parent / "site" / "sitecustomize.py"))
 
     import pytest

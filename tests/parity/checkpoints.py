@@ -47,7 +47,7 @@ BART = {
 MARIAN = BART | {"decoder_vocab_size": VOCAB}
 DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
 DELTA |= {"linear_key_head_dim": 6, "linear_value_head_dim": 5}
-# The norm of each head enlarges rounding errors by up to 1/√ε where the head is small.
+# If a head's values are small, the norm of the head enlarges rounding errors by up to 1/√ε.
 DELTA |= {"rms_norm_eps": 0.01}
 LINEAR_ATTENTION = "linear_attention"
 LOCAL, GLOBAL, CONV = "sliding_attention", "full_attention", "conv"

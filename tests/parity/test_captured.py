@@ -48,7 +48,7 @@ def test_hidden_states_and_attentions_equal_transformers(pair):
         states = wanted[f"{name}hidden_states"]
         assert len(states) == len(seen[prefix + "block.output"]) + 1
         close([seen[prefix + "embedding"], *seen[prefix + "block.output"][:-1]], states[:-1])
-        # T5 scales its final states for the head, after what `hidden_states` has.
+        # T5 scales its final states before the head. `hidden_states` contains the unscaled states.
         scale = 1.0 if prefix else getattr(model.config, "output_scale", None) or 1.0
         close([seen[prefix + "final_norm"] / scale], states[-1:])
         close(seen[prefix + "attention.weights"], wanted[f"{name}attentions"])

@@ -31,7 +31,7 @@ RULES = {
     "decay": {"exponential_decay_length_penalty": [2, 1.5]},
     "renormalized": {"renormalize_logits": True, "bad_words_ids": [[5], [6, 7], [9]]},
 }
-# Beside min_new_tokens, transformers ignores min_length. Only the scores of "all" depend on that.
+# If min_new_tokens is set, transformers ignores min_length, which changes only the scores of "all".
 RULES["all"] = {
     key: value for rules in RULES.values() for key, value in rules.items() if key != "min_length"
 }

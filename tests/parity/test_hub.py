@@ -29,7 +29,7 @@ REAL = [slice(0, 400), slice(212, LENGTH), slice(0, LENGTH)]
 SEGMENTS = np.stack([np.isin(np.arange(LENGTH), np.arange(LENGTH)[x]) for x in REAL]).astype(int)
 
 
-# With biases, these classes compute a convolution at padding that the next tokens read.
+# With biases, the convolutions of these classes read values at padding that are not 0.
 UNPADDED = ("lfm2",)
 # These classes derive padding, and so positions, from the padding id.
 BY_ID = ("roberta", "xlm-roberta")

@@ -35,7 +35,7 @@ def assert_same(folder, architecture: str, model, variables) -> None:
     cls = getattr(transformers, architecture)
     theirs, loading = cls.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["mismatched_keys"]
-    theirs.config.use_cache = False  # Qwen3-Next's cannot begin without a layer with attention
+    theirs.config.use_cache = False  # Qwen3-Next's cache needs a layer with attention
     config = model.config
     reads = isinstance(config, ReadsSource)
     # Some classes treat ids below 4 as padding.

@@ -85,7 +85,7 @@ def test_exported_tuned_model_generates_the_same_answers_in_transformers(tuned):
                 eos_token_id=[end, tokenizer.eos_token_id],
             )
         assert whole[0, len(ids) :].tolist() == answer
-    if "all" in tuned.name:  # A few weights of LoRA learn less.
+    if "all" in tuned.name:  # With LoRA, few weights train and learn less.
         answers = {tokenizer.decode(x, skip_special_tokens=True) for _, x in expected.values()}
         assert answers & set(QUESTIONS.values())
 

@@ -55,7 +55,7 @@ def test_an_initial_lora_update_does_not_change_the_logits(name):
     model = tiny.build(**MODELS[name])
     base = tiny.weights(model, 0)["params"]
     wide = [path for path in flat_maps(base) if flat(base)[f"{path}/kernel"].shape[-1] > 1]
-    every = {path.rpartition("/")[2] for path in wide}  # a gate's 1 output is less than the rank
+    every = {path.rpartition("/")[2] for path in wide}  # a gate has 1 output, below the rank
     for maps in (None, ",".join(sorted(every))):
         lora = replace(LORA, lora_target_modules=maps)
         adapted = adapt(jax.random.key(0), base, lora)

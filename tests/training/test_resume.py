@@ -21,7 +21,7 @@ SETTINGS = (
 
 QUICKLY = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compilation takes most of the time
 
-# The new process sets its affinity, because a hook between fork and exec makes JAX warn.
+# The new process restricts itself to one core, because `preexec_fn` makes JAX warn about a fork.
 ON_ONE_CORE = """
 import os, sys
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

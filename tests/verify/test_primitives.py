@@ -83,7 +83,7 @@ STRUCTURAL = {
 }
 
 
-# ---- loops whose rows end at different steps (`vmap` of a while_loop)
+# ---- loops whose batch elements end at different steps (`vmap` of a while_loop)
 
 
 def _looped(step, begin=lambda row: jnp.abs(row[0])):

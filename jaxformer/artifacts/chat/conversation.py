@@ -14,7 +14,7 @@ from jaxformer.artifacts.chat.parsing import Token
 from jaxformer.artifacts.chat.spans import Span, derived_spans, marked_text
 from jaxformer.artifacts.chat.template import Chat
 
-# Encodes its first argument. A special token is recognized only after a mark, the second argument.
+# A function (text, mark) → tokens. It recognizes a special token in the text only after a mark.
 Encoder = Callable[[str, str], list[Token]]
 
 

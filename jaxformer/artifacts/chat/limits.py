@@ -22,7 +22,7 @@ from jinja2.visitor import NodeTransformer
 # A published template needs a few thousand steps for a long conversation.
 MOST_STEPS = 1_000_000
 MOST_SECONDS = 20.0
-# Limits of the total length of all strings that a rendering makes, and of the length of a string.
+# Limits of the total length of all strings that a rendering makes, and of the length of each.
 MOST_CHARACTERS = 1_000_000_000
 LONGEST_TEXT = 20_000_000
 # Larger integers must not be arguments of filters and methods, which use them as widths.
@@ -66,7 +66,7 @@ class Budget:
 BUDGET: ContextVar[Budget] = ContextVar("budget of a chat template")
 
 
-@jinja2.pass_context  # jinja2 calls the function at compile time unless it needs the context.
+@jinja2.pass_context  # Without the context, jinja2 would call the function at compile time.
 def written(_: Context, value: Any) -> Any:
     """Subtracts the length of a printed value from the budget, and returns the value."""
     if isinstance(value, str):

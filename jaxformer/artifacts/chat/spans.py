@@ -25,7 +25,8 @@ Message = dict[str, Any]
 # If a prompt ends with this word, the next tokens are the assistant's reasoning. They count as
 # tokens of the assistant.
 _REASONING = "<think>"
-# This number of unused characters is for single marks; each further one marks one message.
+# The first unused characters, in this number, are single marks. Each of the remaining unused
+# characters marks one message.
 _SINGLE_MARKS = 8
 # Words in angle brackets are compared as a whole, even if they are not special tokens.
 _TAG = r"<[^<>\s]{1,40}>"

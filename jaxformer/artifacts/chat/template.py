@@ -19,7 +19,7 @@ from jaxformer.artifacts.chat.sandbox import render
 from jaxformer.artifacts.files import parse_json
 from jaxformer.artifacts.tokenizer_files import CONFIG, MAP, TEMPLATE, TEMPLATES
 
-# Private characters of Unicode. Those that no text contains become marks.
+# Unicode's characters for private use. Those that no text contains become marks.
 _PRIVATE = range(0xE000, 0xF900)
 # The names of special tokens that a template may use.
 _SPECIAL_TOKENS = tuple(
@@ -214,7 +214,8 @@ class Chat:
             mark_before: See `SpecialTokenBreaker`.
         """
         breaker = SpecialTokenBreaker(words, mark, mark_before)
-        # A variable that replaces a special token, such as `bos_token`, gets no marks.
+        # No marks are put into variables that replace special tokens, such as `bos_token`, because
+        # the template writes these tokens.
         given = {x: y for x, y in self.variables.items() if x not in self.template.special_tokens}
         return Chat(
             self.template,

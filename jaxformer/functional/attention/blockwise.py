@@ -47,14 +47,14 @@ from jaxformer.functional.attention.tiles import (
 from jaxformer.functional.attention.token_info import TokenInfo, cut, put
 from jaxformer.functional.own_gradient import own_gradient
 
-# A block of a short sequence has a quarter of the queries, but at least 64 and at most 128. A block
-# has more queries if the sequence would otherwise have more than 16 blocks. With 1,024 tokens and
-# 12 heads of 64 features on two Xeon cores, blocks of 128 instead of 64 queries halved the time of
-# the forward pass. Both passes together took 7% less time.
+# A block of a short sequence has a quarter of the queries, but at least 64, and at most 128 unless
+# the sequence would then have more than 16 blocks. With 1,024 tokens and 12 heads of 64 features on
+# two Xeon cores, blocks of 128 instead of 64 queries halved the time of the forward pass. Both
+# passes together took 7% less time.
 _SMALLEST_BLOCK, _LARGEST_BLOCK, _MOST_BLOCKS = 64, 128, 16
 # The maximum number of scores per head in a tile of a short sequence. With a causal mask, sequences
-# of up to 2,048 tokens count as short. With 4,096 tokens on two Xeon cores, the loop took 75% of
-# the run time and 25% of the compile time of the unrolled program.
+# of up to 2,048 tokens count as short. With 4,096 tokens on two Xeon cores, a loop over tiles took
+# 75% of the run time and 25% of the compile time of the unrolled program.
 _LARGEST_TILE = 2**18
 
 

@@ -209,7 +209,7 @@ def documents_attention(
     Segment ids number the documents 1, 2, … in order, with 0 for padding.
     """
     # The key heads are repeated, because jax 0.10 and 0.11 compute the offsets of keys with the
-    # number of query heads (jax#39521).
+    # number of query heads instead of key heads (jax#39521).
     repeats = query.shape[1] // key.shape[1]
     key, value = (jnp.repeat(x, repeats, axis=1) for x in (key, value))
     lengths, offsets = lengths_and_offsets(documents)

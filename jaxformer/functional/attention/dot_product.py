@@ -108,8 +108,8 @@ def scaled_dot_product_attention(
     return dot_product_attention(query, key, value, mask, scores=Scores(scale))
 
 
-# The annotations below have separate names for sizes that must be equal, because only `_check`
-# checks that these sizes are equal.
+# The annotations below give different names to sizes that must be equal, so that `_check`, not the
+# annotations, rejects unequal sizes.
 
 
 def _with_mask(

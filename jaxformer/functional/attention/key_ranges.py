@@ -88,7 +88,7 @@ def has_other_positions(context: Context) -> bool:
     infos = (context.queries, context.keys)
     has_positions = any(info.positions is not None for info in infos)
     # Without `Packed`, a query attends to keys of other documents. Positions restart at 0 in each
-    # document, so the mask must not compare token indices instead of positions.
+    # document, so the mask must compare positions, not token indices.
     return has_positions and not (context.in_order and is_packed(context))
 
 

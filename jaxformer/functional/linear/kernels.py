@@ -202,7 +202,7 @@ def quantize(kernel: Float[Array, "*layers in_dim out_dim"]) -> Int8Kernel:
     step = most / 254 - least / 254
     scale = jnp.where(step > 0, step, 1.0)
     values = jnp.round((rows - offset[..., None]) / scale[..., None])
-    # If the weights differ by only a few float32 steps, rounding moves the offset from the middle
+    # If the weights differ by only a few float32 steps, the rounded offset may not be the middle
     # of their range, so values can exceed ±127.
     return Int8Kernel(jnp.clip(values, -127, 127).astype(jnp.int8), scale, offset)
 

@@ -48,10 +48,9 @@ def contract(
         if multiplies_bfloat16():
             return product(formula, dtype, x, y)
         if gpu_generation() >= 8:
-            # The gradient of a float32 result is float32. The algorithm BF16_BF16_F32 makes the
-            # backward pass round this gradient to bfloat16, because GPUs multiply bfloat16 much
-            # faster. GPUs before Ampere lack the algorithm, and XLA:CPU cannot compile the
-            # algorithm for small products.
+            # The gradient of a float32 result is float32. With the algorithm BF16_BF16_F32, the
+            # backward pass rounds this gradient to bfloat16, which GPUs multiply much faster. GPUs
+            # before Ampere lack the algorithm, and XLA:CPU cannot compile it for small products.
             algorithm = jax.lax.DotAlgorithmPreset.BF16_BF16_F32
     return jnp.einsum(formula, x, y, precision=algorithm, preferred_element_type=dtype)
 

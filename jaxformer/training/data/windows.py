@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxformer.training.batch import WHOLE, Batch, Ids, Share
 
-# Windows are shuffled in blocks of this number of windows, because the order of all windows may
-# exceed the memory. Each such block takes its windows from the whole text.
+# Windows are shuffled in blocks of this number of windows, because an array with the indices of all
+# windows may not fit into memory. Each such block takes its windows from the whole text.
 BLOCK = 1 << 20
 
 

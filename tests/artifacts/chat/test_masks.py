@@ -113,7 +113,7 @@ def test_template_that_ignores_the_generation_prompt_gives_equal_masks(tmp_path)
 
 LINES = "{{ m.role }}: {{ m.content }}\n{% endfor %}"
 APPENDIX = "{% for m in messages if m.role == 'assistant' %}{{ m.content }};{% endfor %}"
-# Why the answers cannot be found: (template, number of messages).
+# {reason why the answers cannot be found: (template, number of messages)}.
 REFUSED = {
     "answers before questions": ("{% for m in messages | reverse %}" + LINES, 4),
     "no last answer": ("{% for m in messages[:-1] %}" + LINES, 4),

@@ -10,7 +10,7 @@ from jaxformer.artifacts.chat.sandbox import render
 from tests.errors import error_of
 
 LONG = "a" * 100_000
-# What a template tries: the reason of the error.
+# {template: words of the error that it must raise}.
 UNSAFE = {
     "{{ ().__class__.__bases__[0].__subclasses__() }}": "unsafe",
     "{{ cycler.__init__.__globals__.os.system('id') }}": "unsafe",

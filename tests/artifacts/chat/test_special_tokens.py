@@ -12,7 +12,7 @@ TOOL_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c | tojson }}{% endfor %}<|im_end|>{% endfor %}"
 )
-# Parts of special tokens, and texts with none.
+# Special tokens, parts of special tokens, and other texts.
 PARTS = [
     *chats.SPECIAL,
     "<|im_",

@@ -80,8 +80,8 @@ def documented(monkeypatch):
     monkeypatch.setattr(cudnn_attention, "dot_product_attention", documented_documents)
 
 
-# Of sequences of 70 tokens, at most two documents go to the kernel; a third one makes them
-# blockwise.
+# With 70 tokens per sequence, the kernel supports at most two documents per sequence. With a third
+# document, attention is blockwise.
 LENGTH = 70
 PACKED = [[1] * 30 + [2] * 40, [0] * 3 + [1] * 20 + [2] * 37 + [0] * 10]
 OTHERWISE_PACKED = {

@@ -114,7 +114,7 @@ def test_relative_position_buckets_equal_those_of_t5(buckets, far, both):
     )
     found = relative_buckets(buckets, far, both)
     expected = np.array([oracle.relative_bucket(x, config) for x in range(-far, far + 1)])
-    # Rounding decides offsets for which the formula gives a whole number.
+    # Where the formula gives a whole number, rounding determines the bucket.
     assert (found != expected).sum() <= 4 and np.abs(found - expected).max() <= 1
 
 

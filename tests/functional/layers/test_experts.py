@@ -21,7 +21,8 @@ from tests.properties import oracle, tiny
 from tests.slow import mostly_slow
 
 DIM = 6
-# (number of experts, experts of a token, renormalised), (tokens): steps, and blocks of many rows.
+# LAYERS: (number of experts, experts of a token, renormalised). LENGTHS: numbers of tokens, from
+# one decoding step to blocks of many rows.
 LAYERS = [(4, 2, True), (4, 2, False), (5, 1, True), (3, 3, False), (1, 1, True)]
 LENGTHS = (1, 5, 64)
 

@@ -92,11 +92,11 @@ def test_activation_functions_round_their_bfloat16_result_only_once(activation):
     x64, exact = np.asarray(x, np.float64), oracle.ACTIVATIONS[activation]
     y = activate(x, activation)
     assert y.dtype == jnp.bfloat16
-    # tanh and erf of float32 end about 1e-7 from −1, and x is up to 6.
+    # Near −1, tanh and erf in float32 have errors of about 1e-7, multiplied by up to |x| = 6.
     np.testing.assert_allclose(np.asarray(y, np.float64), exact(x64), rtol=2**-8, atol=1e-6)
     slope = np.asarray(jax.vmap(jax.grad(activate), (0, None))(x, activation), np.float64)
     expected = (exact(x64 + 1e-6) - exact(x64 - 1e-6)) / 2e-6
-    smooth = abs(x64) > 1e-3  # not where the difference has both sides of a kink
+    smooth = abs(x64) > 1e-3  # without 0, where ReLU has a kink
     np.testing.assert_allclose(slope[smooth], expected[smooth], rtol=2**-8, atol=1e-5)
 
 

@@ -30,7 +30,7 @@ from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 HEADS, KEYS, VALUES, CHUNK = 2, 4, 3, 8
-# One chunk and the lengths beside it; several chunks and the lengths beside these.
+# One token; one chunk, a token less and a token more; three chunks and a token more.
 LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 3 * CHUNK + 1]
 FORMS = {"steps": gated_delta_rule, "chunks": lambda *x: chunked_delta_rule(*x, chunk_size=CHUNK)}
 
@@ -71,8 +71,8 @@ def compiled(form):
 @pytest.mark.parametrize("length", mostly_slow(LENGTHS, CHUNK, 3 * CHUNK + 1))
 @pytest.mark.parametrize("form", FORMS)
 @given(seed=tiny.seeds, every=st.sampled_from([1, 3, CHUNK, CHUNK + 1, 99]))
-@example(seed=0, every=CHUNK)  # documents that end at the end of a chunk
-@example(seed=0, every=99)  # the document of the memory goes on
+@example(seed=0, every=CHUNK)  # documents that begin with the last token of a chunk
+@example(seed=0, every=99)  # no document begins, so the memory is never reset
 def test_steps_and_chunks_of_delta_rule_equal_formula(form, length, seed, every):
     begins = np.repeat((np.arange(length) % every == every - 1)[None], 2, axis=0)
     inputs, memory = draw(seed, length, begins)
@@ -143,7 +143,7 @@ def test_padding_does_not_change_the_logits(seed, places):
     there = np.array([i not in places for i in range(tiny.LENGTH)])
     variables, tokens = tiny.weights(model(), seed), tiny.tokens(seed, 1, tiny.LENGTH)
     padded = tiny.apply(model())(variables, tokens, there.astype(np.int32)[None])
-    text = np.concatenate([tokens[:, there], tokens[:, ~there]], axis=1)  # of one compiled shape
+    text = np.concatenate([tokens[:, there], tokens[:, ~there]], axis=1)  # for one program
     tiny.close(padded[:, there], tiny.apply(model())(variables, text)[:, : there.sum()])
 
 

@@ -33,7 +33,7 @@ def test_layer_norm_equals_formula(seed, mean, size, epsilon):
     """
     x, scale, bias = random_inputs(seed, mean, size)
     y = layer_norm(*map(jnp.asarray, (x, scale, bias)), epsilon=epsilon)
-    # μ is only known to a few roundings of x, so x − μ may be wrong by as much.
+    # μ has an error of a few roundings of x, so x − μ may have the same error.
     rounding = abs(mean) * 2.0**-23 / max(size, epsilon**0.5)
     tiny.close(y, oracle.layer_norm(x, scale, bias, epsilon), 1e-5 + 4 * rounding)
 

@@ -42,8 +42,8 @@ def without_rule(formula, x, y, dtype):
 
 
 FUNCTIONS = {"JAX's rule": without_rule, "own rule": with_rule}
-# XLA:CPU of jaxlib 0.12 rounds partial sums in one gradient of this product, where the CPU has
-# AVX-512 BF16. The package has it with a float32 result only.
+# If the CPU has AVX-512 BF16, XLA:CPU of jaxlib 0.12 rounds partial sums in one gradient of this
+# product. The package computes this product with a float32 result only.
 ROUNDED = ("JAX's rule", GROUPED, "bfloat16")
 WAYS = [x for x in itertools.product(FUNCTIONS, FORMULAS, ["bfloat16", "float32"]) if x != ROUNDED]
 QUICK_WAYS = ("JAX's rule", GROUPED, "float32"), ("own rule", "bi,io->bo", "bfloat16")
@@ -322,7 +322,7 @@ def test_every_product_of_forward_and_backward_pass_sums_in_float32(monkeypatch,
     dots = re.findall(r"contracting_dims = \[(.*?)\] x .* : \((.*), (.*)\) -> (.*)", program)
     ends = {tuple(re.search(r"(\w+)>", x)[1].split("x")[-1] for x in each[1:]) for each in dots}
     assert ends == {("bf16", "bf16", "f32")}
-    # CPUs multiply a matrix fast if they need not transpose it: its rows are those of the result.
+    # CPUs multiply fast if the left matrix need not be transposed: its last axis is contracted.
     assert {each[0] for each in dots if re.fullmatch(r"tensor<\d+x\d+xbf16>", each[1])} == {"1"}
 
 

@@ -92,10 +92,9 @@ BUGS = (
     Bug(
         "True is accepted as a temperature",
         "decoding.sampling:_to_float",
-        inside("isinstance", gives(False)),  # of bool
+        inside("isinstance", gives(False)),  # the check for bool
         f"{SAMPLING}::test_invalid_sampler_fields_are_rejected",
     ),
-    # ---- cached packed weights
     # ---- the loop
     Bug(
         "NaN logits become tokens",

@@ -107,7 +107,7 @@ BUGS = (
     Bug(
         "a method that disagrees is accepted",
         "verify.certificate:_rule",
-        inside("sum", gives(0)),  # of the disagreements
+        inside("sum", gives(0)),  # the number of disagreements
         f"{CERTIFICATE}::test_model_verification_reports_an_analysis_that_misses_dependencies",
     ),
     Bug(

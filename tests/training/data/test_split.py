@@ -15,7 +15,7 @@ from tests.errors import error_of
 
 many_cases = settings(max_examples=5 * settings().max_examples)
 
-# From many documents of a few characters to a few documents of thousands. Some are copies.
+# 2 to 40 documents, each of 1 to 30 or of 100 to 5,000 characters. Some are copies.
 lengths = st.one_of(st.integers(1, 30), st.integers(100, 5000))
 contents = st.builds(
     lambda length, seed: "".join(random.Random(seed).choices("abcé猫 \n", k=length)),

@@ -109,8 +109,8 @@ def check_reads_text(config: ModelConfig) -> None:
     """Raises ValueError if the source of a model consists of float features instead of text."""
     if config.source_features is not None:
         raise ValueError(
-            f"source_features is {config.source_features}; it must be None to read text. This model "
-            "reads float features: pass them to jaxformer.generate or jaxformer.beam_search"
+            f"source_features is {config.source_features}; it must be None to read text. This "
+            "model reads float features: pass them to jaxformer.generate or jaxformer.beam_search"
         )
 
 

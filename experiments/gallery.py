@@ -20,7 +20,7 @@ from record import Parser, require, run
 
 FOLDER = Path(__file__).parent.parent / "docs" / "static" / "explain"
 TEXT = 'def area(radius):\n    """Return the area of a circle."""\n    return pi * radius ** 2\n'
-VIEWS = ("attention", "lens", "norm", "dependency", "decoding", "heads")
+VIEWS = ("model", "attention", "inside", "lens", "norm", "dependency", "decoding", "heads")
 SIZES = {"wide": (1280, 900), "phone": (390, 844)}
 THEMES = ("light", "dark")
 # Pictures of longer pages are cut at this height in pixels.

@@ -23,7 +23,7 @@ PAGE = (PROJECT / "docs" / "checkpoints.md").read_text()
 EXPORT_PAGE = (PROJECT / "docs" / "export.md").read_text()
 
 
-def test_paths_and_names_in_contributing_exist():
+def test_paths_and_names_mentioned_in_contributing_md_exist():
     """Every path exists, and every other name of a step occurs in a file that the step names."""
     paths = re.findall(r"`((?:jaxformer|tests|docs|experiments)/[\w/.-]+)`", TEXT)
     assert len(paths) > 40

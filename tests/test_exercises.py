@@ -51,7 +51,7 @@ def test_there_are_at_least_20_exercises():
     assert sum(map(len, tests)) >= 20
 
 
-def test_notebooks_are_those_that_build_writes(monkeypatch):
+def test_committed_exercise_notebooks_equal_the_output_of_the_build_script(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     import build
 

@@ -171,7 +171,7 @@ def builds_a_model(words: Words) -> bool:
     return is_new and (words[0] == "train" or (words[0] == "doctor" and "--preset" in words))
 
 
-def test_lists_of_this_file_contain_every_docs_command_that_builds_a_model():
+def test_every_docs_command_that_builds_a_model_is_tested():
     found = {(page, x) for page, text in PAGES.items() for x in commands_of(text)}
     commands = {(page, tuple(shlex.split(command))) for page, command in (*STATED, *UNSTATED)}
     assert {(page, words) for page, words in found if builds_a_model(words)} == commands

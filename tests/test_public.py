@@ -12,7 +12,7 @@ ROOMS = "artifacts bench decoding doctor functional hub interpret models trainin
 
 @pytest.mark.parametrize("name", jf.__all__)
 def test_every_public_name_is_an_attribute_of_the_package(name, monkeypatch):
-    """Each name works before other imports (test_help_does_not_wait_for_jax: without JAX)."""
+    """Each name works before other imports (test_help_does_not_import_jax: without JAX)."""
     monkeypatch.delattr(jf, name, raising=False)
     value = getattr(jf, name)
     assert name in dir(jf)

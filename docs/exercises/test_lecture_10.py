@@ -19,7 +19,7 @@ def close(found, expected) -> None:
 
 
 @pytest.mark.points(2)
-def test_softmax(student):
+def test_softmax_equals_the_library_for_small_and_large_scores(student):
     """1. A softmax that survives large scores"""
     for size in (1.0, 1000.0):
         scores = size * random(0, 3, 5)
@@ -29,7 +29,7 @@ def test_softmax(student):
 
 
 @pytest.mark.points(2)
-def test_self_attention(student):
+def test_self_attention_equals_the_library(student):
     """2. Self-attention"""
     x, Q, K, V = random(0, 5, 4), random(1, 4, 3), random(2, 4, 3), random(3, 4, 6)
     matrices = {"query": Q, "key": K, "value": V}
@@ -37,7 +37,7 @@ def test_self_attention(student):
 
 
 @pytest.mark.points(1)
-def test_causal_mask(student):
+def test_causal_mask_is_boolean_and_lower_triangular(student):
     """3. The causal mask"""
     for m in (1, 4, 7):
         mask = np.asarray(student.causal_mask(m))
@@ -46,7 +46,7 @@ def test_causal_mask(student):
 
 
 @pytest.mark.points(2)
-def test_masked_self_attention(student):
+def test_masked_self_attention_equals_the_library_and_ignores_masked_words(student):
     """4. Masked self-attention"""
     x, Q, K, V = (random(seed, 5, 5) for seed in range(4))
     matrices = {"query": Q, "key": K, "value": V}
@@ -62,14 +62,14 @@ def test_masked_self_attention(student):
 
 
 @pytest.mark.points(1)
-def test_add_positions(student):
+def test_embeddings_plus_positions_equal_the_library(student):
     """5. Positions"""
     x, positions = random(0, 5, 4), random(1, 9, 4)
     close(student.add_positions(x, positions), F.encode_positions(x, positions))
 
 
 @pytest.mark.points(1)
-def test_feed_forward(student):
+def test_feed_forward_layer_equals_the_library_followed_by_relu(student):
     """6. The feed-forward layer of the lecture"""
     x, W1, b1, W2, b2 = (
         random(0, 5, 4),
@@ -84,7 +84,7 @@ def test_feed_forward(student):
 
 
 @pytest.mark.points(2)
-def test_leaks(student):
+def test_leak_detector_accepts_only_causal_functions(student):
     """7. Find the leak"""
     x = random(0, 6, 4)
 

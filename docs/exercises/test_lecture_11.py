@@ -11,7 +11,7 @@ from jaxformer.verify import dependency_matrix
 
 
 @pytest.mark.points(2)
-def test_layer_norm(student):
+def test_layer_norm_equals_the_library(student):
     """1. Layer normalisation"""
     for size, offset in ((1.0, 0.0), (1e-3, 0.0), (1.0, 100.0)):
         z, gamma, beta = offset + size * random(0, 3, 8), random(1, 8), random(2, 8)
@@ -23,7 +23,7 @@ def test_layer_norm(student):
 
 
 @pytest.mark.points(2)
-def test_positions_of_the_norm(student):
+def test_post_norm_and_pre_norm_equal_the_library(student):
     """2. Two positions of the norm"""
     x = random(0, 3, 8)
     close(student.post_norm(x, jnp.sin, F.layer_norm), F.norm_after(jnp.sin, x, F.layer_norm))
@@ -31,7 +31,7 @@ def test_positions_of_the_norm(student):
 
 
 @pytest.mark.points(2)
-def test_heads(student):
+def test_splitting_heads_equals_the_library_and_merging_inverts_splitting(student):
     """3. Heads"""
     x = random(0, 5, 12)
     heads = student.split_heads(x, 3)
@@ -40,7 +40,7 @@ def test_heads(student):
 
 
 @pytest.mark.points(3)
-def test_multi_head_attention(student):
+def test_multi_head_attention_equals_the_library(student):
     """4. Multi-head attention with a causal mask"""
     x, *matrices = random(0, 5, 12), *(random(seed, 12, 12) for seed in range(1, 5))
     weights = {
@@ -53,7 +53,7 @@ def test_multi_head_attention(student):
 
 
 @pytest.mark.points(2)
-def test_lstm_step(student):
+def test_lstm_step_equals_the_library(student):
     """5. One step of an LSTM"""
     x, h, c = random(0, 3), random(1, 4), random(2, 4)
     W, U, b = random(3, 3, 16), random(4, 4, 16), random(5, 16)
@@ -64,7 +64,7 @@ def test_lstm_step(student):
 
 
 @pytest.mark.points(2)
-def test_log_probability(student):
+def test_log_probability_of_a_text_equals_the_library(student):
     """6. The probability of a text"""
     tokens = jnp.array([3, 1, 4, 1, 5])
     for size in (1.0, 500.0):
@@ -74,7 +74,7 @@ def test_log_probability(student):
 
 
 @pytest.mark.points(2)
-def test_convolution_rule(student):
+def test_convolution_rule_equals_the_computed_dependencies(student):
     """7. Which inputs does a convolution read?"""
     for m, size, dilation in ((6, 2, 1), (7, 3, 2), (5, 1, 4)):
         weights = {"kernel": jax.random.normal(jax.random.key(0), (size * 3, 3))}

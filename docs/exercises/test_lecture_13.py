@@ -9,7 +9,7 @@ from jaxformer import functional as F
 
 
 @pytest.mark.points(2)
-def test_cross_attention(student):
+def test_cross_attention_equals_the_library(student):
     """1. Cross-attention"""
     x, source = random(0, 3, 4), random(1, 6, 4)
     Q, K, V = random(2, 4, 5), random(3, 4, 5), random(4, 4, 2)
@@ -18,7 +18,7 @@ def test_cross_attention(student):
 
 
 @pytest.mark.points(2)
-def test_padding_mask(student):
+def test_padding_mask_hides_positions_beyond_each_length(student):
     """2. Padding"""
     mask = np.asarray(student.padding_mask(jnp.array([3, 1, 4]), 2, 4))
     assert mask.dtype == bool
@@ -27,7 +27,7 @@ def test_padding_mask(student):
 
 
 @pytest.mark.points(1)
-def test_shift_right(student):
+def test_shift_right_prepends_the_start_token_and_drops_the_last_token(student):
     """3. Teacher forcing"""
     found = student.shift_right(jnp.array([5, 6, 7]), 1)
     np.testing.assert_array_equal(found, [1, 5, 6])
@@ -35,7 +35,7 @@ def test_shift_right(student):
 
 
 @pytest.mark.points(3)
-def test_attend_with_cache(student):
+def test_attention_with_a_cache_equals_attention_without_a_cache(student):
     """4. Give the decoder a cache"""
     x, Q, K, V = random(0, 6, 4), random(1, 4, 5), random(2, 4, 5), random(3, 4, 3)
     matrices = {"query": Q, "key": K, "value": V}
@@ -47,7 +47,7 @@ def test_attend_with_cache(student):
 
 
 @pytest.mark.points(2)
-def test_greedy_decode(student):
+def test_greedy_decoding_stops_at_the_end_token_or_the_length_limit(student):
     """5. Greedy decoding"""
 
     def counting(tokens):
@@ -58,7 +58,7 @@ def test_greedy_decode(student):
 
 
 @pytest.mark.points(2)
-def test_loss(student):
+def test_loss_equals_cross_entropy_over_real_tokens(student):
     """6. The loss of the decoder"""
     targets, is_real = jnp.array([3, 1, 4, 0, 0]), jnp.array([1, 1, 1, 0, 0], bool)
     for size in (1.0, 500.0):

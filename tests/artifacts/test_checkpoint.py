@@ -25,7 +25,7 @@ def scaled(factor):
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "run[x] {a,b}", "*", "a?", "$x~ %2F"])
-def test_only_max_to_keep_checkpoints_remain_and_the_newest_is_restored(tmp_path, name):
+def test_old_checkpoints_are_deleted_and_the_newest_checkpoint_is_restored(tmp_path, name):
     """Folder names with wildcard characters are used literally."""
     with CheckpointWriter(tmp_path / name, max_to_keep=2) as writer:
         for step in (1, 2, 3):

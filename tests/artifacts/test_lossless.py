@@ -190,7 +190,7 @@ LOSSY = {
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_why_lossy_names_the_lossy_tokenizer_component(name, tmp_path):
+def test_reason_for_a_lossy_tokenizer_names_the_lossy_component(name, tmp_path):
     """A lossy tokenizer can be loaded, because imported models may need it."""
     options, why = LOSSY[name]
     backend(**options).save(str(tmp_path / "tokenizer.json"))

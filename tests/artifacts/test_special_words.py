@@ -88,7 +88,7 @@ LIBRARY = {name: _library("bytes" if name == "own bytes" else name) for name in 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(text=TEXTS)
-def test_token_ids_with_allow_special_equal_those_of_tokenizers_library(name, text):
+def test_encoding_with_special_tokens_allowed_equals_tokenizers_library(name, text):
     tokenizer = TOKENIZERS[name]
     expected = LIBRARY[name].encode(text, add_special_tokens=False).ids
     around = LIBRARY[name].encode(text).ids
@@ -174,7 +174,9 @@ def folder(tmp_path):
     return tmp_path / "theirs"
 
 
-def test_generate_encodes_chat_markers_as_tokens_with_parse_special(folder, monkeypatch, capsys):
+def test_generate_with_flag_parse_special_encodes_chat_markers_as_special_tokens(
+    folder, monkeypatch, capsys
+):
     read = []
 
     def record(model, variables, prompts, **options):

@@ -83,7 +83,7 @@ TOKENS = st.one_of(st.integers(0, 300), st.sampled_from(HARD), st.integers(255, 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if "Piece" not in name])
 @given(ids=st.lists(st.integers(3, 3 + 127) | st.integers(255, 268), max_size=9))
-def test_text_of_ids_consists_of_the_bytes_of_each_id(name, ids):
+def test_decoded_text_is_the_concatenation_of_the_bytes_of_its_tokens(name, ids):
     """SentencePiece drops the space of the first token, so the text follows another token."""
     tokenizer = KINDS[name]
     if name == "BPE with suffixes":

@@ -59,7 +59,7 @@ def test_each_answer_continues_the_conversation_so_far(say, asked):
     assert asked == ["u:a|", f"u:a|a:{answer}|u:b|", "u:c|"]
 
 
-def test_system_message_and_continued_lines_reach_the_template(say, asked):
+def test_template_receives_the_system_message_and_joined_continuation_lines(say, asked):
     say("a\\\nb\n/exit\nc\n", "--system", "hi")
     assert asked == ["s:hi|u:a\nb|"]
 
@@ -110,7 +110,7 @@ def test_answers_are_limited_to_a_grammar(say, tmp_path):
     assert say("a\n", "--json-schema", "schema.json")[0] == "7\n"
 
 
-def test_flags_that_no_model_accepts_are_refused_before_the_model_is_loaded(tmp_path, capsys):
+def test_invalid_chat_flags_are_rejected_before_the_model_is_loaded(tmp_path, capsys):
     refused(capsys, ["chat", "no-model", "--json-schema", "s.json"], "s.json: no such file")
     refused(capsys, ["chat", "no-model", "--stop", ""], "--stop is ''")
     refused(capsys, ["chat", "no-model", "--repetition-penalty", "0"], "repetition_penalty is 0")

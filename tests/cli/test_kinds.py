@@ -50,7 +50,7 @@ def train(kind, inputs, out, *words):
     return main(["train", "--model", kind, *inputs(kind), *COMMON, "--out", out, *words])
 
 
-def test_max_minutes_of_training_exclude_every_compilation(inputs, tmp_path, monkeypatch):
+def test_time_limit_of_training_excludes_compilation(inputs, tmp_path, monkeypatch):
     """A pair run compiles a program per width, some of them between updates."""
     with (tmp_path / "pairs.tsv").open("a") as pairs:
         pairs.writelines(f"{f'{a} ' * 8}\t{number}\n" for number, a in enumerate(NUMBERS * 8))

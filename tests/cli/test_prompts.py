@@ -83,7 +83,9 @@ def test_an_interrupted_command_writes_the_same_file_when_it_is_repeated(
         assert any(len(set(line["generated"])) > 1 for line in written(out))
 
 
-def test_messages_are_answered_until_the_turn_ends(trained, tmp_path, capsys, monkeypatch):
+def test_generate_answers_each_record_of_messages_until_the_end_of_the_turn(
+    trained, tmp_path, capsys, monkeypatch
+):
     model, variables, tokenizer = jf.load(trained)
     folder = tmp_path / "model"
     jf.save(folder, model, variables, tokenizer)

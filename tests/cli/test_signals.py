@@ -21,7 +21,7 @@ def figures(folder):
 
 
 @pytest.mark.parametrize("step", [6, 12])
-def test_step_saved_by_signal_during_evaluation_is_evaluated_on_resume(
+def test_checkpoint_saved_after_a_signal_is_evaluated_when_the_run_resumes(
     step, trained, corpus, capsys, monkeypatch
 ):
     """Step 6 has no regular checkpoint; step 12 is the last one."""

@@ -123,7 +123,7 @@ def test_an_interrupted_sweep_continues_and_ends_with_the_same_losses(text, caps
 
 
 @pytest.mark.slow
-def test_a_diverged_run_ends_alone(text, capsys):
+def test_diverged_run_does_not_affect_other_runs_of_a_sweep(text, capsys):
     runs, results = swept(capsys, text, "--vary", "learning-rate=0.001,1e30", "--vary", "seed=0,1")
     good, bad = results
     assert (good["diverged"], bad["diverged"]) == (0, 2)
@@ -134,7 +134,7 @@ def test_a_diverged_run_ends_alone(text, capsys):
 
 
 @pytest.mark.slow
-def test_settings_of_a_file_vary_together_and_unequal_shapes_train_in_turn(text, capsys):
+def test_sweep_trains_settings_listed_in_a_file_and_models_of_different_sizes(text, capsys):
     Path("list.txt").write_text("--mlp-dim 16 --num-heads 2\n\n--mlp-dim 24  # wider\n")
     runs, results = swept(
         capsys, text, "--list", "list.txt", "--vary", "seed=0,1", "--together", "1"

@@ -53,7 +53,9 @@ def read_task(out):
 
 @pytest.mark.parametrize("form", ["completion", "messages"])
 @pytest.mark.parametrize("more", [(), ("--lora-rank", "2")])
-def test_tuned_model_scores_and_answers_held_out_records(form, more, files, trained, capsys):
+def test_fine_tuned_model_is_evaluated_on_held_out_records_and_generates_answers(
+    form, more, files, trained, capsys
+):
     assert tune(trained, form, "out", "--learning-rate", "0.01", *more) == 0
     said = capsys.readouterr().out
     assert "records" in said and "to learn" in said and "token accuracy" in said
@@ -72,7 +74,9 @@ def test_tuned_model_scores_and_answers_held_out_records(form, more, files, trai
 
 
 @pytest.mark.parametrize("more", [(), ("--lora-rank", "2")])
-def test_preference_tuning_prefers_the_better_answers_and_resumes(more, files, trained, capsys):
+def test_preference_trained_model_prefers_better_answers_and_training_can_be_resumed(
+    more, files, trained, capsys
+):
     rate = ("--learning-rate", "0.01", *more)
     assert tune(trained, "preference", "out", *rate) == 0
     said = capsys.readouterr().out
@@ -90,13 +94,13 @@ def test_preference_tuning_prefers_the_better_answers_and_resumes(more, files, t
     assert main(["generate", "out", "--prompt", "def f0(x):", "--max-new-tokens", "4"]) == 0
 
 
-def test_interruption_before_the_answers_are_scored_is_said(files, trained, capsys):
+def test_resume_error_names_the_missing_file_of_answer_scores(files, trained, capsys):
     assert tune(trained, "preference", "out") == 0
     (files / "out" / "tokens" / "train.scores.npy").unlink()
     refused(capsys, ["train", "--resume", "--out", "out", "--steps", "8"], "train.scores.npy")
 
 
-def test_plain_chat_template_is_saved_with_the_run(files, trained, capsys):
+def test_fine_tuning_saves_a_default_chat_template_if_the_model_has_none(files, trained, capsys):
     assert tune(trained, "messages", "out") == 0
     assert "no chat template: a plain one is used and saved" in capsys.readouterr().out
     messages = next(records("messages"))["messages"]
@@ -106,7 +110,7 @@ def test_plain_chat_template_is_saved_with_the_run(files, trained, capsys):
     assert jf.load("exported").tokenizer.apply_chat_template(messages).ids == chat.ids
 
 
-def test_given_chat_template_writes_the_records(files, trained):
+def test_fine_tuning_formats_records_with_the_given_chat_template(files, trained):
     template = "{% for m in messages %}<\n{{ m.content }}>\n{% endfor %}"
     template += "{% if add_generation_prompt %}<\n{% endif %}"
     (files / "own.jinja").write_text(template)
@@ -129,7 +133,7 @@ def test_interrupted_tuning_resumes_with_the_same_batches(files, trained):
     assert first[0] == first[1]
 
 
-def test_records_that_are_too_long_are_cut_with_a_count(files, trained, capsys):
+def test_train_reports_the_number_of_records_that_were_truncated(files, trained, capsys):
     long = {"prompt": "def f(x):", "completion": "return x * 3 " * 20}
     late = {"prompt": "def g(x): return x * 3 " * 20, "completion": "a"}
     lines = [*records("completion"), *[{**long, "prompt": f"def f{n}("} for n in range(9)], late]
@@ -142,7 +146,7 @@ def test_records_that_are_too_long_are_cut_with_a_count(files, trained, capsys):
     assert max(task.train.lengths.max(), task.held_out.lengths.max()) == 33
 
 
-def test_loss_on_all_learns_the_prompts_too(files, trained):
+def test_prompts_are_included_in_the_loss_if_the_user_requests_loss_on_all_tokens(files, trained):
     assert tune(trained, "completion", "out", "--loss-on", "all") == 0
     assert tune(trained, "completion", "some") == 0
     everything, some = read_task("out"), read_task("some")
@@ -151,7 +155,7 @@ def test_loss_on_all_learns_the_prompts_too(files, trained):
     np.testing.assert_array_equal(everything.train.lengths.sum(), some.train.lengths.sum())
 
 
-def test_wrong_inputs_are_refused_before_anything_is_written(files, trained, capsys):
+def test_invalid_fine_tuning_inputs_are_rejected_before_any_file_is_written(files, trained, capsys):
     words = ["train", "completion.jsonl", *FEW, "--out", "out"]
     refused(capsys, words, "--init-from is missing", "completion.jsonl")
     base = ["--init-from", trained]
@@ -174,7 +178,7 @@ def test_wrong_inputs_are_refused_before_anything_is_written(files, trained, cap
     assert not (files / "out").exists()
 
 
-def test_weights_of_several_files_repeat_their_training_records(files, trained, capsys):
+def test_file_weights_determine_how_often_training_records_are_repeated(files, trained, capsys):
     first, second = list(records("completion", 20)), list(records("completion", 40))[20:]
     for name, part in (("first", first), ("second", second)):
         (files / f"{name}.jsonl").write_text("".join(json.dumps(x) + "\n" for x in part))
@@ -192,7 +196,7 @@ def test_weights_of_several_files_repeat_their_training_records(files, trained, 
     assert seen == {text: wanted[text] for text in wanted if text not in held_out}
 
 
-def test_tuning_leaves_the_base_unchanged(files, trained):
+def test_fine_tuning_leaves_the_base_model_files_unchanged(files, trained):
     before = files_below(trained)
     assert tune(trained, "messages", "out", "--lora-rank", "2") == 0
     assert files_below(trained) == before

@@ -270,7 +270,7 @@ def test_verify_computes_a_bfloat16_run_in_float32(trained, tmp_path, capsys, mo
     assert said.count("; in float32\n") == 2 and "2 of 2 properties hold" in said
 
 
-def test_help_does_not_wait_for_jax():
+def test_help_does_not_import_jax():
     import subprocess
     import sys
 

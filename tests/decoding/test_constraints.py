@@ -131,7 +131,9 @@ def test_decoding_constraints_equal_python_reference(constraints, seed, step, st
 
 
 @given(seed=st.integers(0, 2**31), frequency=st.floats(-2, 2), presence=st.floats(-2, 2))
-def test_penalties_are_subtracted_for_each_generated_token_and_once(seed, frequency, presence):
+def test_frequency_penalty_is_subtracted_per_occurrence_and_presence_penalty_once(
+    seed, frequency, presence
+):
     """Tokens of the prompt do not count."""
     random = np.random.default_rng(seed)
     rules = Constraints(frequency_penalty=frequency, presence_penalty=presence)

@@ -177,7 +177,7 @@ def test_arrays_of_an_edit_are_not_copied_for_each_layer_of_a_scan():
 
 @settings(max_examples=5)
 @given(seed=tiny.seeds, layer=st.integers(0, 1), head=st.integers(0, 3))
-def test_ablated_head_equals_a_head_that_writes_nothing(seed, layer, head):
+def test_ablating_a_head_equals_zeroing_its_rows_of_the_output_kernel(seed, layer, head):
     """The rows of W_O that read the head are zero."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 2, LENGTH)

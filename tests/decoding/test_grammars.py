@@ -24,7 +24,7 @@ WORDS = st.lists(st.text("abcé ", min_size=1, max_size=5), min_size=1, max_size
 @pytest.mark.parametrize("name", ["ours", "byte-fallback BPE"])
 @settings(max_examples=30)
 @given(words=WORDS, choices=st.lists(st.integers(0, 10**6), max_size=8))
-def test_grammar_allows_only_tokens_that_continue_its_texts_and_excludes_no_text(
+def test_grammar_allows_only_tokens_that_continue_a_text_and_can_generate_every_text(
     name, words, choices
 ):
     """The test checks the allowed tokens after each prefix of a random path of tokens.
@@ -154,7 +154,7 @@ def test_generate_follows_a_grammar_that_a_user_wrote():
 
 
 @pytest.mark.slow
-def test_grammar_decides_alone_where_constraints_exclude_all_its_tokens():
+def test_constraints_are_ignored_if_they_exclude_every_token_that_a_grammar_allows():
     """The text is complete after two letters, but min_new_tokens excludes the stop token."""
     texts = generated(
         regular_expression(SMALL, "ab"), number=1, constraints=jf.Constraints(min_new_tokens=9)
@@ -162,7 +162,7 @@ def test_grammar_decides_alone_where_constraints_exclude_all_its_tokens():
     assert texts == ["ab"]
 
 
-def test_generate_rejects_what_is_no_grammar_and_no_stop_strings():
+def test_generate_rejects_grammar_and_stop_strings_of_wrong_type():
     model, variables = decoder(SMALL)
     call = {"max_new_tokens": 9, "sampler": jf.Sampler(0.0), "stop_tokens": [STOP]}
     with pytest.raises(ValueError, match="grammar is "):
@@ -171,7 +171,7 @@ def test_generate_rejects_what_is_no_grammar_and_no_stop_strings():
         jf.generate(model, variables, [[1]], stop_strings=["a"], **call)
 
 
-def test_grammar_does_not_use_stop_tokens_as_text():
+def test_grammar_does_not_allow_a_stop_token_within_a_text():
     """A stop token with bytes ends the text, so it cannot be a part of it."""
     words = SMALL.vocabulary_bytes
     stop = words.index(b"ab")

@@ -37,7 +37,9 @@ def many_queries():
 @pytest.mark.parametrize("ring", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", mostly_slow(CACHED, slow=("llama",)))
 @given(seed=tiny.seeds, padding=st.lists(st.integers(0, LENGTH - 1), min_size=2, max_size=2))
-def test_prefill_gives_the_logits_and_cache_of_extend(name, ring, seed, padding, many_queries):
+def test_prefill_function_gives_the_same_logits_and_cache_as_the_extend_function(
+    name, ring, seed, padding, many_queries
+):
     """Prefill of left-padded prompts gives the logits and the cache of `extend`."""
     model = tiny.build(**CACHED[name])
     variables = tiny.weights(model, seed)

@@ -111,7 +111,7 @@ def test_recurrent_states_can_be_rewound_within_the_last_call(name, seed, segmen
     tiny.close(logits, whole[:, -3:])
 
 
-def test_rewinding_recurrent_states_requires_keep_states():
+def test_recurrent_states_can_be_rewound_only_if_earlier_states_were_kept():
     model = with_states("lstm")
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 3)
     _, kept = jf.extend(model, variables, tokens, jf.init_cache(model, variables, BATCH, LENGTH))
@@ -127,7 +127,7 @@ def test_rewinding_recurrent_states_requires_keep_states():
     assert np.isnan(logits[0]).all() and np.isfinite(logits[1]).all()
 
 
-def test_error_names_sublayer_that_ignores_keep_states():
+def test_error_names_sublayer_that_does_not_return_the_requested_states():
     class Forgetful(own_layer.Memory):
         def __call__(self, weights, x, at):
             return super().__call__(weights, x, at._replace(keeps_states=False))

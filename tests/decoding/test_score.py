@@ -39,7 +39,7 @@ def test_score_is_the_sum_of_log_probabilities_over_documents(prefix, seed, segm
 
 @pytest.mark.slow
 @given(seed=tiny.seeds)
-def test_log_probs_of_generate_sum_to_score(seed):
+def test_log_probabilities_of_generated_tokens_sum_to_the_score(seed):
     """score(prompt + generated) − score(prompt) = Σ log_probs for any sampler."""
     model = tiny.build(num_layers=1, max_length=40, window=5)
     variables = tiny.weights(model, seed)

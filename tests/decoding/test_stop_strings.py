@@ -92,7 +92,7 @@ def test_invalid_stop_strings_raise_an_error_that_names_them(texts, said):
         StopStrings(SMALL, texts)
 
 
-def test_stop_strings_need_tokens_with_defined_bytes():
+def test_stop_strings_are_rejected_for_tokenizer_without_defined_token_bytes():
     with pytest.raises(ValueError, match="WordPiece"):
         StopStrings(KINDS["WordPiece"], ("a",))
 

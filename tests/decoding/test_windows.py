@@ -91,7 +91,7 @@ def test_cache_with_different_windows_rewinds_as_far_as_spare_slots_allow():
 
 
 @pytest.mark.slow
-def test_capturing_attention_in_a_cache_with_windows_requires_ring_false():
+def test_capturing_attention_weights_from_ring_buffers_of_different_sizes_is_rejected():
     """`generate` stores all tokens to capture weights; a cache with windows raises an error."""
     model = tiny.build(max_length=LONG, **MIXED)
     variables, prompt = tiny.weights(model, 0), tiny.tokens(0, 1, 80)

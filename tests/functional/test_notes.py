@@ -34,11 +34,11 @@ rnn_cell lstm_cell rnn lstm convolution causal_convolution
 
 
 @pytest.mark.parametrize("name", NAMES.split())
-def test_every_function_of_the_notes_exists_and_has_a_docstring(name):
+def test_every_function_of_the_lecture_notes_exists_and_has_a_docstring(name):
     assert getattr(F, name).__doc__
 
 
-def test_other_name_in_the_functional_package_names_the_nearest_function():
+def test_error_for_unknown_function_name_suggests_the_nearest_function():
     with pytest.raises(AttributeError, match="no 'split_head'; did you mean split_heads"):
         _ = F.split_head
     assert not hasattr(F, "__wrapped__")
@@ -59,7 +59,7 @@ def test_other_name_in_the_functional_package_names_the_nearest_function():
         (lambda x: F.layer_norm(x, power=2), "no argument `power`; it accepts x, scale, bias"),
     ],
 )
-def test_unknown_argument_is_named_with_the_nearest_one(call, message):
+def test_error_for_unknown_argument_suggests_the_nearest_argument(call, message):
     check_error(TypeError, message, call, jnp.ones((2, 4)))
 
 
@@ -81,7 +81,9 @@ def random_attention(seed, batch, queries, keys, dim):
     keys=st.integers(1, 7),
     scale=st.sampled_from([None, 1.0, 0.3]),
 )
-def test_attention_formula_equals_loops_and_every_implementation(seed, batch, keys, scale):
+def test_attention_formula_equals_python_loops_and_every_attention_implementation(
+    seed, batch, keys, scale
+):
     """Rows without visible keys, which give zeros, are among the random masks."""
     arrays = random_attention(seed, batch, 5, keys, 4)
     found = F.explicit_attention(*arrays[:3], jnp.asarray(arrays[3]), scale)
@@ -112,7 +114,7 @@ def test_masks_of_zero_and_one_equal_boolean_masks(seed, dtype):
 
 
 @pytest.mark.parametrize("values", [[0.0, -np.inf], [0, 2], [0.5, 1.0], [np.nan, 1.0]])
-def test_masks_with_other_values_are_refused(values):
+def test_mask_with_values_other_than_0_and_1_is_rejected(values):
     x = jnp.ones((2, 3))
     mask = np.array([values, values])
     check_error(ValueError, "True and False, or 1 and 0", F.dot_product_attention, x, x, x, mask)
@@ -232,7 +234,7 @@ def test_transformer_block_equals_the_block_of_a_model(seed, norm, norm_position
         tiny.close(found, seen["block.output"][layer])
 
 
-def test_initial_block_has_the_weights_of_a_model_and_runs():
+def test_initial_block_weights_have_the_shapes_of_a_model_and_can_be_applied():
     weights = F.init_transformer_block(jax.random.key(0), 8, 2, 12, activation="swiglu")
     config = jf.DecoderConfig(
         vocab_size=5, num_layers=1, embed_dim=8, num_heads=2, mlp_dim=12, activation="swiglu"
@@ -259,7 +261,7 @@ def test_multi_head_attention_refuses_weights_that_do_not_fit(change, message):
     check_error(ValueError, message, F.multi_head_attention, **arguments)
 
 
-def test_transformer_block_names_missing_weights():
+def test_error_of_transformer_block_names_missing_weights():
     weights = F.init_transformer_block(jax.random.key(0), 8, 2)
     del weights["feedforward_norm"]
     check_error(
@@ -287,7 +289,7 @@ def test_residual_connections_and_norms_equal_their_formulas(seed):
 
 
 @given(seed=tiny.seeds)
-def test_positions_are_added_from_vectors_or_a_function(seed):
+def test_position_vectors_are_given_as_an_array_or_computed_by_a_function(seed):
     x, table = tiny.embeddings(seed, 5, 8), tiny.embeddings(seed + 1, 7, 8)
     tiny.close(F.encode_positions(x), np.asarray(x) + oracle.sinusoids(range(5), 8))
     tiny.close(F.encode_positions(x, table), np.asarray(x) + np.asarray(table)[:5])
@@ -298,7 +300,7 @@ def test_positions_are_added_from_vectors_or_a_function(seed):
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (5, 7), (5,)])
-def test_positions_that_do_not_fit_are_refused(shape):
+def test_position_vectors_of_wrong_shape_are_rejected(shape):
     x, positions = jnp.ones((5, 8)), jnp.ones(shape)
     check_error(ValueError, "it must be [at least 5, 8]", F.encode_positions, x, positions)
 

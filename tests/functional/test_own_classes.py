@@ -167,7 +167,7 @@ def test_subclass_of_dense_mask_or_bias_works_in_every_attention_implementation(
         np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_attention_with_scores_subclass_is_computed_blockwise():
+def test_attention_with_a_user_defined_subclass_of_scores_is_computed_blockwise():
     @jax.tree_util.register_static
     @dataclass(frozen=True)
     class Squared(Scores):
@@ -186,7 +186,7 @@ def test_attention_with_scores_subclass_is_computed_blockwise():
     np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def test_subclass_of_scores_that_overrides_only_call_is_rejected():
+def test_subclass_of_scores_that_overrides_the_call_method_is_rejected():
     with pytest.raises(TypeError, match="Mine overrides __call__; override tile"):
 
         class Mine(Scores):

@@ -121,7 +121,7 @@ def test_custom_gradient_is_used_only_in_reverse_mode(compile):
         np.testing.assert_allclose(found, factor * wanted, rtol=1e-5, err_msg=transformation)
 
 
-def test_jvp_of_own_gradient_differentiates_its_derived_argument():
+def test_custom_gradient_uses_a_separate_function_for_forward_mode_derivatives():
     """As for a kernel, whose derivative is that of an equal function."""
     kernel = own_gradient(
         lambda x: jax.lax.stop_gradient(x**2),

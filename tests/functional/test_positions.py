@@ -33,7 +33,7 @@ def test_sinusoids_equal_their_formula_at_large_positions(positions):
     positions=st.lists(st.integers(0, 8192), min_size=5, max_size=5),
     base=st.sampled_from([100.0, 10_000.0, 500_000.0]),
 )
-def test_rotary_rotates_pairs_from_both_halves_as_complex_numbers(seed, positions, base):
+def test_rotary_embedding_rotates_pairs_of_features_as_complex_numbers(seed, positions, base):
     """(x[i], x[i + d/2]) is multiplied by e^{i t / base^(2i/d)}, up to position 8192."""
     x = tiny.embeddings(seed, 2, 5, 8)
     turned = rotary(x, jnp.array(positions), base)

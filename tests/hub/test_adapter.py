@@ -258,7 +258,7 @@ def test_adapter_config_options_determine_which_layers_are_adapted(options, quer
     assert {name for name in MODULES if targets.is_adapted(name)} == wanted
 
 
-def test_adapter_target_all_linear_selects_every_linear_layer():
+def test_adapter_target_named_all_linear_selects_every_linear_layer():
     targets = read_targets(Options({"target_modules": "All-Linear"}, "adapter_config.json"))
     assert all(targets.is_adapted(name) for name in MODULES)
 

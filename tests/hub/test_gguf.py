@@ -119,7 +119,7 @@ def test_model_trained_with_defaults_generates_the_same_text_in_llama_cpp(tmp_pa
     np.testing.assert_array_equal(found, expected)
 
 
-def test_gguf_file_of_gemma_has_whole_scales_and_the_windows_of_its_layers(tmp_path):
+def test_gguf_file_of_gemma_stores_norm_scales_plus_one_and_layer_windows(tmp_path):
     """Gemma stores γ − 1, and llama.cpp multiplies by the tensor of the file."""
     _, variables = written("gemma3", tmp_path / "x.gguf")
     reader = gguf.GGUFReader(tmp_path / "x.gguf")

@@ -15,7 +15,7 @@ from tests.properties import tiny
 
 @pytest.mark.slow
 @pytest.mark.parametrize("write", [pytest.param(jf.save, marks=pytest.mark.slow), jf.export])
-def test_lora_parameters_are_written_only_after_merge_adapter(write, tmp_path):
+def test_lora_parameters_can_be_saved_or_exported_only_after_merging(write, tmp_path):
     """Without it, the error names the function. Merged parameters give the same logits."""
     model = tiny.build(**foreign.GPT2)
     params = tiny.weights(model, 0)["params"]

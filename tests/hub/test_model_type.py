@@ -173,7 +173,7 @@ def test_delta_rule_projections_are_interleaved_by_key_head(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, loaded, variables)
 
 
-def test_exported_tensors_have_layer_numbers_of_the_whole_model(tmp_path):
+def test_exported_tensors_of_mixed_layer_types_are_numbered_by_depth(tmp_path):
     """Weights of layers of one type are stacked; their tensors have the numbers of the layers."""
     types = ("short_convolution", "short_convolution", "attention")
     options = FAMILIES["lfm2"].fixed | {"num_layers": 5, "layer_types": types}

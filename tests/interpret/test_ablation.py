@@ -247,7 +247,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_ablate_sets_raises_error_that_names_the_invalid_argument(message):
+def test_error_of_ablating_sets_of_heads_names_the_invalid_argument(message):
     assert message in error_of(ablate_sets, *refused(WRONG[message]))
 
 

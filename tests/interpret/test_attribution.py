@@ -195,7 +195,7 @@ def test_residual_state_norms_equal_norms_of_captured_values(name, points):
         np.testing.assert_allclose(found[point], expected, rtol=1e-5)
 
 
-def test_input_gradients_raises_error_that_names_invalid_argument():
+def test_error_of_computing_input_gradients_names_the_invalid_argument():
     model = tiny.build(**KINDS["lstm"])
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 2, 12)
 

@@ -73,13 +73,13 @@ def test_attribution_is_exact_where_the_metric_is_linear(seed):
     np.testing.assert_allclose(found.effects.sum(), found.clean - found.corrupted, atol=1e-4)
 
 
-def test_equal_texts_have_no_effect():
+def test_attribution_patching_between_equal_texts_has_no_effect():
     model, variables, clean, _ = setup("decoder", 0)
     found = attribution_sweep(model, variables, clean, clean, METRIC)
     np.testing.assert_array_equal(found.effects, 0)
 
 
-def test_segment_ids_of_recurrent_layers_are_refused():
+def test_attribution_patching_of_recurrent_layers_rejects_segment_ids():
     model, variables, clean, corrupted = setup("lstm", 0)
     ids = np.ones((BATCH, LENGTH), int)
     pair = [Inputs(x.tokens, ids) for x in (clean, corrupted)]

@@ -60,7 +60,9 @@ def test_features_and_reconstructions_equal_the_formula(
 
 @settings(max_examples=5)
 @given(seed=tiny.seeds, scan=st.sampled_from(["scan", "unrolled"]))
-def test_spliced_layers_equal_patches_computed_layer_by_layer(tmp_path_factory, seed, scan):
+def test_splicing_autoencoders_into_several_layers_equals_patching_layer_by_layer(
+    tmp_path_factory, seed, scan
+):
     """Layers 1 and 2 of four, in one pass."""
     folder = tmp_path_factory.mktemp("sae")
     tensors = {layer: written(folder / f"{layer}", seed + layer) for layer in (2, 1)}
@@ -94,7 +96,7 @@ def unchanged(features):
 
 @settings(max_examples=5)
 @given(seed=tiny.seeds)
-def test_changed_features_keep_the_part_that_is_not_reconstructed(tmp_path_factory, seed):
+def test_changing_autoencoder_features_preserves_the_reconstruction_error(tmp_path_factory, seed):
     folder = tmp_path_factory.mktemp("sae") / "sae"
     tensors = written(folder, seed)
     sae = {1: load_autoencoder(folder)}

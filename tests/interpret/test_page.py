@@ -237,7 +237,7 @@ def test_explain_rejects_unknown_page_options(monkeypatch):
         pytest.param("recurrent-encoder-decoder", ["Cross-attention"], marks=pytest.mark.slow),
     ],
 )
-def test_captured_page_can_be_written_for_every_architecture(kind, labels, monkeypatch):
+def test_page_of_captured_values_can_be_written_for_every_architecture(kind, labels, monkeypatch):
     monkeypatch.setattr(page_weights, "MOST_PARAMETERS", 100)
     model = jf.build(training_preset("tiny", kind).model)
     read = {"target": [1, 2]} if model.config.reads_source else {}

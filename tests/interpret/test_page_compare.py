@@ -128,7 +128,7 @@ def test_explain_refuses_models_that_cannot_be_compared(models, monkeypatch):
 
 
 @pytest.mark.slow
-def test_compared_encoders_predict_the_token_at_its_own_position(monkeypatch):
+def test_comparison_of_encoders_scores_each_token_at_its_own_position(monkeypatch):
     monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
     model = jf.build(training_preset("tiny", "encoder").model)
     first, second = (Checkpoint(model, tiny.weights(model, i), None) for i in range(2))

@@ -73,7 +73,9 @@ def test_drawn_parameter_counts_sum_to_the_parameters_of_the_model(kind, open_ta
 
 
 @pytest.mark.parametrize("kind", mostly_slow(["gpt2", *KINDS[1:], "experts"], "gpt2"))
-def test_every_part_of_the_drawing_is_reached_by_tab_and_opens_what_it_names(kind, open_tab):
+def test_keyboard_reaches_every_part_of_the_drawing_and_opens_the_view_named_in_its_label(
+    kind, open_tab
+):
     tab = open_tab(page_of(kind)[2])
     tab.click("#tab-model")
     drawn = tab.locator(".drawing .part[role=button]")
@@ -116,7 +118,7 @@ def test_every_part_of_the_drawing_is_reached_by_tab_and_opens_what_it_names(kin
                 tab.locator(".drawing .part[data-part=layers]").last.press("Enter")
 
 
-def test_parts_without_a_tab_open_their_explanation(open_tab):
+def test_parts_of_the_drawing_without_a_view_open_an_explanation(open_tab):
     tab = open_tab(page_of("gpt2")[2])
     tab.click("#tab-model")
     norm = tab.locator(".drawing .part[data-part=attention_norm]")

@@ -93,7 +93,7 @@ def check_lengths(lengths, jax_values, position):
 
 
 @pytest.mark.parametrize("name", mostly_slow(["gpt2", "gemma", "post-norm", "olmo"], "gpt2"))
-def test_promoted_tokens_have_the_largest_products_with_the_feature(name, open_tab):
+def test_tokens_promoted_by_a_feature_are_those_with_the_largest_logit_increase(name, open_tab):
     """Compares with the derivative of the logits along the feature's output, in float64."""
     model, variables = model_of(**OPTIONS[name])
     params = rounded_params(variables["params"])
@@ -132,7 +132,7 @@ def cells(tab, name):
 
 
 @pytest.mark.parametrize(("layer", "head", "position"), [(0, 0, 0), (0, 3, 5), (1, 2, 7)])
-def test_shown_columns_of_the_table_of_keys_add_up(layer, head, position, tab):
+def test_columns_of_the_attention_table_add_up_to_the_displayed_totals(layer, head, position, tab):
     tab.evaluate(
         f"jaxformerPage.store.select({{layer: {layer}, head: {head}, position: {position}}})"
     )
@@ -147,7 +147,7 @@ def test_shown_columns_of_the_table_of_keys_add_up(layer, head, position, tab):
     assert cells(tab, 6)[1] == pytest.approx(found["output"][feature], abs=5e-4)
 
 
-def test_selecting_a_number_of_the_output_shows_its_parts(tab):
+def test_selecting_an_output_feature_shows_the_contribution_of_each_key(tab):
     tab.evaluate("jaxformerPage.store.select({layer: 0, head: 1, position: 6})")
     output = numbers(tab, 0, 1, 6)["attention"]["output"]
     row = tab.locator("#inside-attention .step").nth(4).locator(".grid-rows").last
@@ -214,7 +214,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", mostly_slow(KINDS, "llama"))
-def test_inside_shows_how_the_model_knows_positions(name, open_tab):
+def test_inside_tab_shows_how_the_model_encodes_positions(name, open_tab):
     model, variables = model_of(**OPTIONS[name])
     params = rounded_params(variables["params"])
     tab = open_tab(explain(model, variables, TOKENS))

@@ -232,7 +232,7 @@ def test_page_says_why_it_cannot_run_a_model(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["t5", "attention seq2seq"])
-def test_attention_weights_of_pairs_equal_those_of_jax(name, opened):
+def test_attention_weights_of_encoder_decoder_on_page_equal_those_of_jax(name, opened):
     model, variables, tokens, source = model_and_texts(name)
     variables = {"params": jax.tree.map(jnp.asarray, rounded_params(variables["params"]))}
     points = [x for x in page_data._ATTENTION if x in model.hook_points]
@@ -332,7 +332,7 @@ def test_gradients_through_time_equal_those_of_jax(name, opened):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm", "wide lstm"])
-def test_numbers_of_a_unit_follow_the_formulas_of_the_lstm(name, opened):
+def test_displayed_lstm_gates_and_states_satisfy_the_lstm_formulas(name, opened):
     model, variables, tokens, _ = model_and_texts(name)
     tab = opened(write(model, variables, tokens, None))
     tab.click("#tab-states")
@@ -377,7 +377,9 @@ def test_receptive_field_on_page_has_the_tokens_that_change_the_output(name, ope
 
 
 @pytest.mark.parametrize("name", mostly_slow([*MODELS, "decoder"], "decoder"))
-def test_page_with_8_bit_weights_computes_with_the_codes(name, opened, monkeypatch):
+def test_logits_of_page_with_8_bit_weights_equal_jax_logits_with_rounded_weights(
+    name, opened, monkeypatch
+):
     """The logits equal JAX's with rounded weights, and the stated bound holds without rounding."""
     monkeypatch.setattr(page_weights, "MOST_EXACT", 0)
     if name == "decoder":

@@ -275,7 +275,7 @@ TABS = {
 
 
 @pytest.mark.parametrize("kind", mostly_slow(TABS, slow=list(TABS)))
-def test_page_has_no_tab_that_does_not_apply_and_says_why(kind, pages):
+def test_page_omits_tabs_that_do_not_apply_to_the_model_and_explains_why(kind, pages):
     model = jf.build(training_preset("tiny", kind).model)
     read = {"target": [1, 2, 3]} if model.config.reads_source else {}
     tab = pages.open(explain(model, init(model, jax.random.key(0)), [3, 4, 5], **read))

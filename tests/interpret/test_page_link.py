@@ -99,7 +99,7 @@ FOREIGN = {
 }
 
 
-def test_page_ignores_a_link_that_does_not_fit_and_says_so(pages, page):
+def test_page_ignores_a_link_to_an_invalid_state_and_shows_a_message(pages, page):
     first = pages.open(page, view=None)
     expected = first.evaluate(STATE)
     for address, wrong in FOREIGN.items():
@@ -112,7 +112,7 @@ def test_page_ignores_a_link_that_does_not_fit_and_says_so(pages, page):
         assert pages.open(page, address=address).evaluate(STATE) == expected
 
 
-def test_page_leaves_unknown_words_of_its_address_alone(pages, page):
+def test_page_does_not_change_an_address_fragment_that_is_not_a_state(pages, page):
     """Another part of the page uses `#tour`."""
     for word in ("#tour", "#version", "#v", "#vv1;pos=1"):
         tab = pages.open(page, address=word)
@@ -130,7 +130,7 @@ def test_opening_a_page_does_not_change_its_address_and_using_it_adds_no_history
     assert tab.evaluate("history.length") == before
 
 
-def test_copied_link_is_the_address_of_the_state(pages, page):
+def test_copied_link_contains_the_current_state_of_the_page(pages, page):
     tab = pages.open(page, permissions=["clipboard-read", "clipboard-write"])
     tab.evaluate("jaxformerPage.store.select({ position: 2 })")
     tab.click("text=Copy link")

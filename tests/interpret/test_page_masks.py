@@ -52,7 +52,7 @@ def check_weights(model, variables, hidden, source=None):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.usefixtures("quick_compilation")
-def test_masked_keys_of_decoder_equal_its_rule_and_have_weight_zero(name):
+def test_masked_keys_of_decoder_match_its_mask_and_have_attention_weight_zero(name):
     model, variables = model_of(**CASES[name])
     hidden = hidden_of(masked_keys(model, [0, 1], LENGTH), 2)
     assert hidden.any()
@@ -61,7 +61,7 @@ def test_masked_keys_of_decoder_equal_its_rule_and_have_weight_zero(name):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_masked_keys_of_a_users_mask_have_weight_zero():
+def test_keys_hidden_by_a_user_defined_mask_have_attention_weight_zero():
     model, variables = model_of()
     model = model.clone(mask=EvenKeys())
     hidden = hidden_of(masked_keys(model, [0, 1], LENGTH), 2)
@@ -71,7 +71,7 @@ def test_masked_keys_of_a_users_mask_have_weight_zero():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["encoder", "encoder-decoder"])
-def test_masked_keys_of_other_transformers_have_weight_zero(kind):
+def test_masked_keys_of_encoder_and_encoder_decoder_have_attention_weight_zero(kind):
     model = jf.build(training_preset("tiny", kind).model)
     variables = init(model, jax.random.key(0))
     hidden = hidden_of(masked_keys(model, [0, 1], LENGTH), 2)
@@ -89,7 +89,7 @@ def test_windows_of_an_encoder_reach_to_both_sides():
     np.testing.assert_array_equal(~hidden, layer_rules(model.config, LENGTH))
 
 
-def test_masks_of_models_without_a_known_rule_are_left_out():
+def test_page_omits_masks_of_models_with_recurrent_or_user_defined_layers():
     lstm = jf.build(training_preset("tiny", "recurrent").model)
     assert masked_keys(lstm, [0, 1], LENGTH) is None
     model, _ = model_of()

@@ -81,7 +81,7 @@ def ids_of(live, text):
     return encode_text(live.model, live.variables, text, live.words, None).tokens
 
 
-def test_page_runs_a_typed_text_with_the_tokens_of_python(live, opened):
+def test_page_encodes_typed_text_like_the_python_tokenizer_and_computes_its_logits(live, opened):
     tab = opened(live.page)
     assert tab.input_value("textarea") == TEXT
     for text, act in (
@@ -147,7 +147,7 @@ def test_typed_text_of_page_follows_edits_of_tokens(live, opened):
     assert tab.input_value("textarea") == "a draft"  # the tokens did not change
 
 
-def test_field_for_one_token_explains_a_text_without_a_match(live, opened):
+def test_token_field_explains_why_no_token_matches_the_entered_text(live, opened):
     tab = opened(live.page)
     before = tokens_of(tab)
     said = tab.locator(".field-note")
@@ -163,7 +163,9 @@ def test_field_for_one_token_explains_a_text_without_a_match(live, opened):
     assert said.is_hidden()
 
 
-def test_page_without_tokenizer_or_weights_has_no_field_and_a_reason(live, opened, monkeypatch):
+def test_page_without_tokenizer_or_weights_states_why_it_has_no_text_field(
+    live, opened, monkeypatch
+):
     tab = opened(written(live.model, live.variables, [1, 2, 3]))
     assert tab.locator("textarea").count() == 0
     reason = "the page was written from token ids, without a tokenizer"
@@ -224,7 +226,7 @@ def contrast(first, second):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama3", "mistral", "unigram", "bert"])
-def test_page_adds_the_template_of_an_imported_tokenizer(kind, opened):
+def test_page_adds_the_special_tokens_that_an_imported_tokenizer_adds(kind, opened):
     words = KINDS[kind]()
     model, variables = model_of(vocab_size=words.vocab_size, max_length=60)
     tab = opened(written(model, variables, "the tide", words))
@@ -235,7 +237,7 @@ def test_page_adds_the_template_of_an_imported_tokenizer(kind, opened):
     assert tab.evaluate("jaxformerPage.store.name(jaxformerPage.store.tokens[0])") == "<s>"
 
 
-def test_tokenizer_reason_names_the_part_that_the_page_lacks():
+def test_page_names_the_tokenizer_component_that_it_does_not_support():
     config = model_of()[0].config
     of_bytes = KINDS["gpt2"]
 
@@ -275,5 +277,5 @@ UNKNOWN += " a{,} (?<n>a) (?i:[a-z]) []a] (a a) *a a** [a [^"
 
 
 @pytest.mark.parametrize("pattern", UNKNOWN.split())
-def test_pattern_that_the_page_cannot_translate_is_refused(pattern):
+def test_regex_that_cannot_be_translated_to_javascript_is_rejected(pattern):
     assert "does not translate" in error_of(lambda: js_pattern(pattern))

@@ -206,11 +206,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_head_scores_raises_error_that_names_the_invalid_argument(message):
+def test_error_of_computing_head_scores_names_the_invalid_argument(message):
     assert message in error_of(head_scores, *WRONG[message])
 
 
-def test_cross_scores_raises_error_that_names_the_invalid_argument():
+def test_error_of_computing_cross_attention_scores_names_the_invalid_argument():
     weights = draw_weights(0, SOURCE)
     assert "it must be float [layers, batch, heads, length, source]" in error_of(
         cross_scores, weights[0]

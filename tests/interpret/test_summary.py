@@ -38,13 +38,13 @@ def test_summary_of_any_fields_is_one_short_line(text, number, entries):
     assert "\n" not in found and len(found) < 250
 
 
-def test_page_is_described_without_its_html():
+def test_description_of_a_page_does_not_contain_its_html():
     page = Page("<html>" * 10_000, "live", None, 7)
     assert repr(page) == "Page(live, 7 tokens, 60,000 bytes)"
     assert "srcdoc" in page._repr_html_()
 
 
-def test_attention_maps_draw_themselves(tmp_path):
+def test_attention_maps_are_displayed_as_pictures(tmp_path):
     weights = np.tril(np.ones((2, 3, 4, 4))) / np.arange(1, 5)[:, None]
     maps = AttentionMaps(weights, tuple("abcd"), tuple("abcd"), "self-attention", (0, 1))
     assert maps._repr_png_().startswith(b"\x89PNG")

@@ -269,7 +269,7 @@ def test_patch_sweep_raises_error_that_names_the_invalid_argument(message):
 
 @few
 @given(seed=tiny.seeds)
-def test_function_of_all_logits_equals_the_metric_at_one_position(seed):
+def test_patching_metric_may_be_a_function_of_all_logits(seed):
     """In activation patching of heads, and of the embedding."""
     model, variables, clean, corrupted = setup("llama", seed)
 

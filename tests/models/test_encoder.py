@@ -145,7 +145,7 @@ def pool(model):
     return jax.jit(lambda *given: model.apply(*given, method="pooled"))
 
 
-def test_mask_tokens_replaces_tokens_with_the_frequencies_of_bert():
+def test_training_tokens_are_masked_with_the_frequencies_of_bert():
     """15% of the tokens are chosen: of these 80% are masked, 10% random and 10% unchanged.
 
     Padding and special tokens are never chosen and never drawn. Counts agree within 5 σ.

@@ -149,7 +149,7 @@ def test_flops_include_user_defined_layers():
     assert saved == attention - 2 * 8**2 * 16
 
 
-def test_flops_exclude_masked_keys_if_only_visible_is_true():
+def test_flops_optionally_exclude_masked_keys():
     """Each query has (length + 1) / 2 keys, or those of the window of its layer."""
     config = replace(CONFIGS["decoder"], num_layers=2, window=(None, 8))
     saved = forward(config, 64) - forward(config, 64, only_visible=True)

@@ -59,7 +59,9 @@ MASKS = {
 @pytest.mark.parametrize("name", mostly_slow(MASKS, "causal"))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
-def test_mask_as_table_or_function_equals_the_rule(name, seed, segment_ids, chunks):
+def test_model_with_mask_given_as_array_or_function_equals_model_with_mask_object(
+    name, seed, segment_ids, chunks
+):
     """The logits agree in one pass, in packed documents, and in cached chunks."""
     plain = tiny.build(mask=MASKS[name])
     table = table_of(MASKS[name])
@@ -81,7 +83,7 @@ def test_mask_as_table_or_function_equals_the_rule(name, seed, segment_ids, chun
 
 @settings(max_examples=4)
 @given(seed=tiny.seeds)
-def test_dependencies_of_a_model_are_those_of_its_random_table(seed):
+def test_dependencies_of_a_model_equal_its_randomly_drawn_mask_array(seed):
     """A random causal table with a full diagonal, in one layer."""
     rng = np.random.default_rng(seed)
     table = np.tril(rng.random((LENGTH, LENGTH)) < 0.5) | np.eye(LENGTH, dtype=bool)
@@ -94,7 +96,7 @@ def test_dependencies_of_a_model_are_those_of_its_random_table(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal", "cached = full"])
-def test_model_with_a_table_passes_verification(name):
+def test_model_with_a_mask_array_passes_verification(name):
     model = with_parts(tiny.build(), mask=table_of(Causal() & Window(3)))
     assert check_property(certified_model(model, tiny.weights(model, 0), length=12), name).holds
 
@@ -102,14 +104,14 @@ def test_model_with_a_table_passes_verification(name):
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, jf.DecoderConfig))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, name=st.sampled_from(["relu", "tanh", "silu"]))
-def test_activation_as_function_equals_the_named_activation(kind, seed, name):
+def test_activation_given_as_function_equals_activation_given_by_name(kind, seed, name):
     named = tiny.build(kind, activation=name)
     function = {"relu": jax.nn.relu, "tanh": jnp.tanh, "silu": jax.nn.silu}[name]
     other = tiny.build(kind, activation="gelu")
     tiny.close(logits(with_parts(other, activation=function), seed), logits(named, seed))
 
 
-def test_activation_as_function_of_a_convolutional_model_equals_the_named_activation():
+def test_convolutional_model_accepts_an_activation_given_as_function():
     named = tiny.build(jf.ConvolutionalConfig, activation="relu")
     other = tiny.build(jf.ConvolutionalConfig, activation="gelu")
     tiny.close(logits(with_parts(other, activation=jax.nn.relu), 0), logits(named, 0))
@@ -118,7 +120,9 @@ def test_activation_as_function_of_a_convolutional_model_equals_the_named_activa
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, jf.DecoderConfig))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2))
-def test_positions_as_array_or_function_equal_the_named_positions(kind, seed, segment_ids):
+def test_positions_given_as_array_or_function_equal_positions_given_by_name(
+    kind, seed, segment_ids
+):
     """Positions begin anew in each packed document."""
     named = tiny.build(kind, positions="sinusoidal")
     size = max(LENGTH, named.config.longest_source)
@@ -139,7 +143,7 @@ def test_positions_of_cached_chunks_equal_those_of_one_pass(seed, segment_ids, c
     tiny.close(found, logits(model, seed, segment_ids), where=segment_ids != 0)
 
 
-def test_only_positions_of_an_array_limit_the_length_of_a_ring_buffer():
+def test_positions_given_as_array_limit_the_text_length_but_positions_given_as_function_do_not():
     """A model with a window decodes past max_length, if its positions are a function."""
     plain = tiny.build(positions="none", window=3, max_length=16)
     variables, tokens = tiny.weights(plain, 0), tiny.tokens(0, 1, 12)
@@ -155,13 +159,13 @@ def test_only_positions_of_an_array_limit_the_length_of_a_ring_buffer():
     assert "max_length is 16" in error_of(extended, vectors)
 
 
-def test_own_positions_replace_the_learned_table():
+def test_user_defined_positions_replace_the_learned_position_embeddings():
     model = with_parts(tiny.build(positions="learned"), positions=wave)
     assert "positions" not in init(model, jax.random.key(0))["params"]["embedding"]
     assert model.init(jax.random.key(0), jnp.ones((1, 3), int)).keys() == {"params"}
 
 
-def test_model_with_own_parts_is_saved_and_loaded(tmp_path):
+def test_model_with_user_defined_arrays_and_functions_is_saved_and_loaded(tmp_path):
     table, vectors = table_of(Causal() & Window(3)), tiny.embeddings(0, LENGTH, 8)
     by_array = with_parts(tiny.build(positions="none"), mask=table, positions=vectors)
     jf.save(tmp_path / "arrays", by_array, tiny.weights(by_array, 0))
@@ -198,7 +202,7 @@ def test_model_with_own_parts_is_saved_and_loaded(tmp_path):
         ({"positions": lambda positions, dim: positions}, "positions returns an array of shape"),
     ],
 )
-def test_own_parts_that_do_not_fit_are_refused(parts, message):
+def test_invalid_user_defined_mask_or_activation_or_positions_are_rejected(parts, message):
     def run():
         model = with_parts(tiny.build(positions="none"), **parts)
         model.apply(tiny.weights(tiny.build(positions="none"), 0), tiny.tokens(0, 1, 5))
@@ -207,13 +211,13 @@ def test_own_parts_that_do_not_fit_are_refused(parts, message):
 
 
 @pytest.mark.parametrize("positions", ["rotary", "alibi", "relative"])
-def test_own_positions_beside_positions_of_attention_are_refused(positions):
+def test_user_defined_positions_are_rejected_if_attention_encodes_positions(positions):
     model = with_parts(tiny.build(positions=positions), positions=wave)
     assert "set positions='none'" in error_of(lambda: model.architecture)
 
 
 @pytest.mark.parametrize("part", ["mask", "activation", "positions"])
-def test_parts_that_a_model_lacks_are_refused(part):
+def test_recurrent_model_rejects_user_defined_mask_and_activation_and_positions(part):
     parts = {"mask": Causal(), "activation": bend, "positions": wave}
     model = with_parts(tiny.build(jf.RecurrentConfig), **{part: parts[part]})
     assert f"{part} is not accepted, because RecurrentConfig" in error_of(
@@ -221,7 +225,7 @@ def test_parts_that_a_model_lacks_are_refused(part):
     )
 
 
-def test_own_activation_beside_own_layers_is_refused():
+def test_user_defined_activation_is_rejected_together_with_user_defined_layers():
     model = tiny.build()
     layers = model.architecture.stack.layers
     both = replace(with_parts(model, activation=bend), layers=layers)

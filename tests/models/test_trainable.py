@@ -46,7 +46,7 @@ def test_combining_partitioned_parameters_restores_them(params):
     assert same(combined, params)
 
 
-def test_trainable_value_and_grad_differentiates_only_lora_updates():
+def test_gradients_of_trainable_parameters_include_only_lora_updates():
     """For Σ (W + A B)², dA = 2 (W + A B) Bᵀ."""
     params = with_update(KERNEL)
 

@@ -71,7 +71,9 @@ PROCESSORS = {
 @pytest.mark.parametrize("name", PROCESSORS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 2**31), step=st.integers(0, 4))
-def test_constraint_changes_scores_as_the_logits_processor_of_transformers(name, data, seed, step):
+def test_constrained_scores_equal_those_of_the_transformers_logits_processor(
+    name, data, seed, step
+):
     values, processor = PROCESSORS[name]
     value = data.draw(values)
     random = np.random.default_rng(seed)

@@ -49,7 +49,9 @@ def test_text_and_ids_of_conversations_equal_transformers(name, backend, tmp_pat
 
 @pytest.mark.parametrize("name", [*chats.PAIRS, *MARKED])
 @pytest.mark.parametrize("backend", chats.BACKENDS)
-def test_masks_equal_those_of_transformers_with_the_marked_template(name, backend, tmp_path):
+def test_assistant_masks_equal_those_of_transformers_with_generation_blocks(
+    name, backend, tmp_path
+):
     """Where the marked template writes the text of the published one, the masks are equal."""
     theirs, ours = opened(tmp_path, name, backend)
     if backend == "gpt2 with line breaks" and name == "llama3":

@@ -194,7 +194,7 @@ WARPERS = {
 
 @pytest.mark.parametrize("name", WARPERS)
 @pytest.mark.parametrize("value", [0.05, 0.3, 0.9])
-def test_sampling_truncations_equal_transformers(name, value):
+def test_sampling_excludes_the_same_tokens_as_transformers(name, value):
     logits = np.random.default_rng(0).normal(size=(50, VOCAB)).astype(np.float32) * 3
     expected = WARPERS[name](value)(None, torch.tensor(logits)).numpy()
     found = jax.jit(truncate)(jf.Sampler(**{name: value}).arrays(), logits)

@@ -97,7 +97,7 @@ def test_encoding_of_spaces_equals_sentencepiece(tmp_path, rule):
     assert [ours.encode(text) for text in texts] == [theirs.encode(text) for text in texts]
 
 
-def test_t5_source_ends_with_eos_and_has_sentinels(t5):
+def test_t5_source_ends_with_eos_and_vocabulary_includes_sentinel_tokens(t5):
     theirs, ours = t5
     assert ours.encode_source("the tide") == [*theirs.encode("the tide"), 1]
     assert ours.vocab_size == theirs.get_piece_size() + 100

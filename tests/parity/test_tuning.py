@@ -144,7 +144,7 @@ def copy_adapter(params, model):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("is_lora", [False, True])
-def test_first_losses_of_tuning_equal_trl(name, form, is_lora, tmp_path):
+def test_first_losses_of_fine_tuning_equal_those_of_the_trl_library(name, form, is_lora, tmp_path):
     model, tokenizer = their_model(tmp_path / "model", name)
     theirs = trainer(model, tokenizer, form, tmp_path / "out", is_lora)
     ours, variables, own_tokenizer = jf.load(tmp_path / "model")
@@ -182,7 +182,9 @@ def preferences(is_chat):
 @pytest.mark.parametrize("is_chat", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("is_lora", [False, True])
-def test_first_losses_of_preference_tuning_equal_trl(name, is_chat, is_lora, tmp_path):
+def test_first_losses_of_preference_training_equal_those_of_the_trl_library(
+    name, is_chat, is_lora, tmp_path
+):
     model, tokenizer = their_model(tmp_path / "model", name)
     adapter = peft.LoraConfig(r=RANK, lora_alpha=RANK, target_modules=["q_proj", "v_proj"])
     theirs = trl.DPOTrainer(

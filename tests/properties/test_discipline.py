@@ -248,7 +248,7 @@ def test_model_rejects_tokens_and_segment_ids_of_wrong_shape():
             tiny.apply(model)(variables, *arguments)
 
 
-def test_out_of_range_token_raises_error_and_is_nan_inside_jit():
+def test_out_of_range_token_raises_error_or_gives_nan_logits_inside_jit():
     """ValueError with the id outside jit; inside jit NaN, in that batch element only."""
     model = tiny.build()
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, tiny.LENGTH)

@@ -103,7 +103,7 @@ def test_nan_in_source_padding_does_not_change_loss_and_gradients(name, seed, pa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOURCED)
 @given(seed=tiny.seeds)
-def test_decoding_after_init_cache_does_not_read_encoder_weights(name, seed):
+def test_decoding_with_an_initialized_cache_does_not_read_encoder_weights(name, seed):
     """After `init_cache`, decoding does not need the encoder: NaN in its weights has no effect."""
     model, variables, tokens = setup(name, seed)
     source = tiny.sources(model, seed, BATCH)

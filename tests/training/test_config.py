@@ -86,7 +86,7 @@ def test_default_learning_rate_depends_on_the_optimizer(name):
 
 
 @pytest.mark.parametrize("kind", [TextTraining, TuningTraining, PreferenceTraining])
-def test_runs_on_windows_refuse_prefix_models_and_unsuitable_lengths(kind):
+def test_training_configs_reject_prefix_models_and_unsuitable_lengths_and_batch_sizes(kind):
     for options, reason in (
         ({"model": DecoderConfig(prefix=3)}, "prefix is 3"),
         ({"model": DecoderConfig(max_length=1)}, "max_length is 1"),

@@ -116,7 +116,9 @@ def train(out, read=batch_of, config=CONFIG, **options):
 
 
 @pytest.mark.slow
-def test_rerunning_an_interrupted_fit_script_equals_uninterrupted_fit(tmp_path, quick_compilation):
+def test_rerunning_an_interrupted_training_script_equals_uninterrupted_training(
+    tmp_path, quick_compilation
+):
     """The script fails at batch 8, after the checkpoint of step 5, and is then run again."""
     whole = train(tmp_path / "whole")
 

@@ -31,7 +31,7 @@ def written(folder, log):
     return lines
 
 
-def test_log_replaces_non_finite_training_values_by_their_names(tmp_path):
+def test_log_lists_names_of_non_finite_training_values_instead_of_the_values(tmp_path):
     """Each line is valid JSON."""
     folder = RunFolder(tmp_path)
     lines = written(folder, RunLog(folder, TextTraining(DecoderConfig()), None))
@@ -104,7 +104,7 @@ def test_failing_experiment_tracker_does_not_end_the_run(tmp_path):
     assert told == [1] and len(folder.read_metrics()) == 2
 
 
-def test_log_replaces_a_non_finite_held_out_loss_by_its_name():
+def test_log_lists_the_name_of_a_non_finite_held_out_loss_instead_of_its_value():
     line = finite({"step": 3, **score_line("bleu", Score(float("nan"), 0.0, 7))})
     assert line == {"step": 3, "bleu": 0.0, "scored": 7, "not_finite": ["held_out_loss"]}
 

@@ -50,7 +50,7 @@ def test_log_probability_of_an_answer_is_the_sum_over_its_tokens():
 
 
 @pytest.mark.slow
-def test_loss_starts_at_log_2_per_pair_and_padding_counts_nothing():
+def test_initial_preference_loss_is_log_2_per_pair_and_excludes_padding():
     params, examples, scores = setting()
     objective = DirectPreference()
     loss = jax.jit(lambda params, batch: objective.loss(MODEL, params, batch, None))
@@ -64,7 +64,7 @@ def test_loss_starts_at_log_2_per_pair_and_padding_counts_nothing():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "accumulate"), [(1, 6), (3, 2), (2, 3)])
-def test_accumulated_pairs_update_as_one_batch(batch_size, accumulate):
+def test_accumulating_gradients_over_pairs_equals_one_large_batch(batch_size, accumulate):
     params, examples, scores = setting()
     optimizer = make_optimizer(OptimizerConfig())
     step, seen = make_step(MODEL, optimizer, DirectPreference()), []
@@ -94,7 +94,7 @@ def test_model_learns_to_prefer_the_better_answers():
 
 
 @pytest.mark.slow
-def test_every_pair_is_read_once_per_epoch_with_its_scores():
+def test_batches_contain_every_pair_with_its_reference_scores_once_per_epoch():
     _, examples, scores = setting()
     batches = PreferenceBatches(examples, scores, LENGTH, 2, 3, accumulate=2)
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_every_pair_is_read_once_per_epoch_with_its_scores():
                 np.testing.assert_allclose(found[real], reference[real], atol=1e-4)
 
 
-def test_restored_iterator_continues_and_shares_add_up_to_each_batch():
+def test_pair_iterator_can_be_restored_and_divided_between_processes():
     _, examples, scores = setting()
     first, second = (PreferenceBatches(examples, scores, LENGTH, 2, 1) for _ in range(2))
     for _ in range(5):
@@ -125,5 +125,5 @@ def test_restored_iterator_continues_and_shares_add_up_to_each_batch():
         jax.tree.map(np.testing.assert_array_equal, next(part), expected)
 
 
-def test_beta_must_be_positive():
+def test_preference_training_rejects_beta_of_zero():
     assert "beta is 0" in error_of(DirectPreference, 0)

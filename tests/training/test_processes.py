@@ -123,7 +123,7 @@ def test_two_processes_train_like_one_and_stop_at_the_same_step(start, tmp_path)
         pytest.param(("prompt", "completion"), marks=pytest.mark.rare),
     ],
 )
-def test_two_processes_tune_on_records_like_one(form, start, tmp_path):
+def test_fine_tuning_in_two_processes_equals_fine_tuning_in_one(form, start, tmp_path):
     """For preferences, all processes score the answers before the first update."""
     model, tokenizer = tiny.build(vocab_size=300, max_length=32), ByteTokenizer.train([TEXT], 300)
     jf.save(tmp_path / "base", model, tiny.weights(model, 0), tokenizer)

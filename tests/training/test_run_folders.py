@@ -198,7 +198,7 @@ def test_symbolic_link_to_a_run_is_not_treated_as_a_copy(tmp_path):
     assert newest_unfinished(tmp_path / "runs").folder.path == tmp_path / "runs" / "far"
 
 
-def test_train_resume_prints_the_name_of_the_resumed_run(tmp_path, monkeypatch, capsys):
+def test_train_prints_the_name_of_the_run_that_it_resumes(tmp_path, monkeypatch, capsys):
     taken = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "train_run", lambda folder, *_, **options: taken.append(folder.path))

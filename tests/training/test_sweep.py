@@ -25,7 +25,7 @@ LISTED = st.lists(st.sampled_from(["a", "b", "c"]), max_size=3, unique=True)
 
 
 @given(st.dictionaries(NAMES, VALUES), LISTED)
-def test_grid_has_each_combination_once(varied, listed):
+def test_sweep_grid_contains_each_combination_of_settings_once(varied, listed):
     settings = grid(varied, [{"embed-dim": value} for value in listed])
     sizes = [*map(len, varied.values()), max(1, len(listed))]
     assert len(settings) == math.prod(sizes)
@@ -44,13 +44,13 @@ def test_grid_has_each_combination_once(varied, listed):
         ({}, [{"norm": "rms"}, {"norm": "rms"}], "--norm rms is given twice"),
     ],
 )
-def test_repeated_settings_are_rejected(varied, listed, said):
+def test_sweep_rejects_repeated_settings(varied, listed, said):
     with pytest.raises(ValueError, match=said):
         grid(varied, listed)
 
 
 @given(st.lists(st.sampled_from(["a", "b", None]), max_size=9), st.none() | st.integers(1, 4))
-def test_groups_have_equal_keys_and_at_most_the_given_size(keys, most):
+def test_sweep_groups_contain_runs_with_equal_keys_and_never_exceed_the_given_size(keys, most):
     numbered = [Planned({}, RunFolder(str(n)), Inputs(), None) for n in range(len(keys))]
 
     def key(run):
@@ -129,7 +129,7 @@ def runs(run, monkeypatch):
     ]
 
 
-def test_averages_are_means_and_standard_errors_over_the_seeds(runs):
+def test_sweep_results_are_means_and_standard_errors_over_the_seeds(runs):
     rms, layer = averages(runs)
     losses = np.array([2.0, 2.5, 2.1])
     assert rms.setting == {"norm": "rms"} and layer.setting == {"norm": "layer"}
@@ -153,7 +153,7 @@ def test_table_marks_the_best_mean_and_counts_diverged_runs(runs):
     assert layer.startswith("  norm layer") and layer.endswith("2, 1 diverged")
 
 
-def test_picture_shows_means_without_the_diverged_run(runs, tmp_path, monkeypatch):
+def test_sweep_picture_shows_means_that_exclude_diverged_runs(runs, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
         sweep_results, "write_figure", lambda figure, *_, **__: drawn.append(figure)
@@ -167,7 +167,7 @@ def test_picture_shows_means_without_the_diverged_run(runs, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("values", [("0.001", "0.1"), ("0.1", "0.2")])
-def test_last_panel_orders_numbers_and_uses_a_logarithmic_axis_for_wide_ranges(
+def test_sweep_picture_sorts_setting_values_and_uses_logarithmic_axis_for_wide_ranges(
     run, tmp_path, monkeypatch, values
 ):
     monkeypatch.setattr(sweep_results, "is_finished", lambda folder: True)

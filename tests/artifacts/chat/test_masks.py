@@ -23,7 +23,7 @@ def characters(spans):
 
 @chats.needs_templates
 @pytest.mark.parametrize("name", chats.PAIRS)
-def test_derived_spans_equal_those_of_the_marked_template(name):
+def test_answer_spans_found_without_generation_blocks_equal_those_with_generation_blocks(name):
     compared = 0
     for seed in range(60):
         tools = chats.TOOLS if seed % 3 == 0 else None
@@ -70,7 +70,7 @@ def test_mask_has_each_answer_and_the_end_of_its_turn_and_nothing_else(name, bac
 
 @chats.needs_templates
 @pytest.mark.parametrize("name", ["qwen3", "llama3", "phi3", "gemma3"])
-def test_prompt_and_masked_tokens_make_the_conversation(name, tmp_path):
+def test_prompt_followed_by_answer_tokens_equals_the_conversation(name, tmp_path):
     """A model that answers as in training continues the prompt with the masked tokens."""
     tokenizer = chats.make_tokenizer(tmp_path, chats.published(name))
     chat = tokenizer.apply_chat_template(SAY)
@@ -89,7 +89,7 @@ def test_an_answer_ends_with_the_special_token_of_its_turn(name, tmp_path):
     assert len(found & ends) == 1 and len(found) <= 2
 
 
-def test_end_of_turn_that_is_also_the_padding_is_learnt(tmp_path):
+def test_assistant_mask_includes_an_end_of_turn_token_that_is_also_the_padding_token(tmp_path):
     template = chats.CHATML.replace("<|im_end|>", "<pad>")
     tokenizer = chats.make_tokenizer(tmp_path, template, more=["<pad>"])
     chat = tokenizer.apply_chat_template(SAY)
@@ -104,7 +104,9 @@ MARKED = (
 UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 
 
-def test_template_that_ignores_the_generation_prompt_gives_equal_masks(tmp_path):
+def test_template_that_ignores_the_generation_prompt_gives_the_same_mask_as_generation_blocks(
+    tmp_path,
+):
     """There, an answer begins where its text begins."""
     marked = chats.make_tokenizer(tmp_path / "a", MARKED).apply_chat_template(SAY * 2)
     derived = chats.make_tokenizer(tmp_path / "b", UNMARKED).apply_chat_template(SAY * 2)
@@ -135,14 +137,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_error_names_the_template_whose_answers_cannot_be_found(name, tmp_path):
+def test_error_names_the_chat_template_if_answers_cannot_be_located(name, tmp_path):
     source, number = REFUSED[name]
     chat = chats.make_tokenizer(tmp_path, source).apply_chat_template([*SAY, *SAY][:number])
     message = error_of(lambda: chat.assistant_mask)
     assert "the chat template 'default'" in message
 
 
-def test_template_that_refuses_unknown_questions_gives_equal_masks(tmp_path):
+def test_template_that_raises_error_for_unknown_questions_gives_the_same_mask(tmp_path):
     """The places of texts are found by marks; this template accepts a marked answer only."""
     check = (
         "{% for m in messages if m.role == 'user' and m.content != 'the tide' %}"
@@ -166,7 +168,7 @@ def test_prompt_whose_tokens_depend_on_the_answer_is_refused(tmp_path):
 
 
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=3))
-def test_masked_text_of_a_simple_template_is_the_answers(answers):
+def test_answer_spans_of_a_simple_template_contain_the_answers(answers):
     messages = []
     for answer in answers:
         messages += [SAY[0], {"role": "assistant", "content": answer}]

@@ -90,7 +90,7 @@ def test_template_that_needs_too_many_seconds_is_stopped(monkeypatch):
 
 
 @pytest.mark.parametrize("limit", ["MOST_STEPS", "MOST_CHARACTERS"])
-def test_loops_and_printed_texts_take_from_the_budget(limit, monkeypatch):
+def test_template_loops_and_output_count_towards_the_limits(limit, monkeypatch):
     monkeypatch.setattr(limits, limit, 50)
     source = "{% for i in items %}{{ i }}{% endfor %}"
     assert render(source, {"items": ["a"] * 40}) == "a" * 40
@@ -98,11 +98,11 @@ def test_loops_and_printed_texts_take_from_the_budget(limit, monkeypatch):
     assert ("steps" if limit == "MOST_STEPS" else "characters") in message
 
 
-def test_attributes_of_the_interpreter_print_as_nothing():
+def test_internal_python_attributes_are_empty_in_templates():
     assert render("{{ x.__class__ }}{{ '{0.__class__}'.format(x) }}", {"x": 1}) == ""
 
 
-def test_limits_leave_ordinary_expressions_unchanged():
+def test_sandbox_limits_do_not_change_results_of_ordinary_template_expressions():
     source = (
         "{% for x in items %}{{ loop.index }}/{{ loop.length }}{{ ',' if not loop.last }}"
         "{% endfor %} {{ a ~ 1 ~ none }} {{ '-'.join(items) }} {{ items | join('+') }} "
@@ -117,7 +117,7 @@ def test_limits_leave_ordinary_expressions_unchanged():
     )
 
 
-def test_tojson_keeps_key_order_and_does_not_escape():
+def test_json_filter_of_templates_keeps_key_order_and_does_not_escape_html():
     value = {"b": "<é> & 'x'", "a": [1, None, True]}
     assert render("{{ v | tojson }}", {"v": value}) == (
         '{"b": "<é> & \'x\'", "a": [1, null, true]}'
@@ -127,7 +127,7 @@ def test_tojson_keeps_key_order_and_does_not_escape():
     )
 
 
-def test_statements_write_no_blank_lines_and_break_ends_a_loop():
+def test_template_statements_write_no_blank_lines_and_support_break():
     source = (
         "{% for x in [1, 2, 3] %}\n  {% if x == 2 %}\n{% break %}{% endif %}\n{{ x }}\n{% endfor %}"
     )
@@ -135,7 +135,7 @@ def test_statements_write_no_blank_lines_and_break_ends_a_loop():
     assert render("{{ strftime_now('%Y') }}", {}) == str(datetime.now().year)
 
 
-def test_marks_enclose_the_text_of_generation_blocks_only():
+def test_start_and_end_marks_are_written_only_around_generation_blocks():
     source = "a{% generation %}b{{ x }}{% endgeneration %}c{% generation %}{% endgeneration %}"
     assert render(source, {"x": 1}) == "ab1c"
     assert render(source, {"x": 1}, ("[", "]")) == "a[b1]c[]"

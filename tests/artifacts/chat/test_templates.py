@@ -23,7 +23,7 @@ def tokenizer(tmp_path_factory):
     return chats.make_tokenizer(tmp_path_factory.mktemp("tokenizer"), SHORT)
 
 
-def test_conversation_has_text_ids_and_mask(tokenizer):
+def test_applying_a_chat_template_returns_text_and_token_ids_and_mask(tokenizer):
     chat = tokenizer.apply_chat_template([USER, ANSWER])
     assert chat.text == "user: the tide\nassistant: came in\n"
     assert chat.ids == tokenizer.encode(chat.text)
@@ -72,7 +72,7 @@ def test_tools_must_be_a_list_of_schemas(tokenizer):
     assert "not a dict" in error_of(tokenizer.apply_chat_template, [USER], ["add"])
 
 
-def test_arguments_are_not_changed(tmp_path):
+def test_applying_a_chat_template_does_not_modify_messages_and_tools(tmp_path):
     tokenizer = chats.make_tokenizer(tmp_path, SHORT)
     messages = [USER, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
     before = json.dumps([messages, chats.TOOLS])
@@ -96,7 +96,7 @@ def test_fields_with_the_value_none_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
-def test_reasoning_is_read_under_each_of_its_names(field, tmp_path):
+def test_template_can_read_the_reasoning_of_a_message_under_either_field_name(field, tmp_path):
     source = "{% for m in messages %}{{ m.thinking }}/{{ m.reasoning_content }};{% endfor %}"
     tokenizer = chats.make_tokenizer(tmp_path, source)
     assert tokenizer.apply_chat_template([USER, ANSWER | {field: "hm"}]).text == "/;hm/hm;"
@@ -135,7 +135,7 @@ def test_template_files_take_precedence_over_the_settings(tmp_path):
     assert tokenizer.apply_chat_template([USER], template="b").text == "named file"
 
 
-def test_tokenizer_without_template_says_what_to_do(tmp_path):
+def test_error_for_tokenizer_without_chat_template_says_how_to_add_one(tmp_path):
     assert "chat_template.jinja" in error_of(
         chats.make_tokenizer(tmp_path, None).apply_chat_template, [USER]
     )
@@ -150,7 +150,7 @@ def test_malformed_template_setting_raises_an_error(value, tmp_path):
     assert "tokenizer_config.json: chat_template is" in message
 
 
-def test_export_keeps_the_templates_and_the_conversation(tmp_path):
+def test_exported_chat_templates_give_the_same_conversations(tmp_path):
     named = [{"name": n, "template": SHORT + n} for n in ("default", "rag")]
     chats.write_folder(tmp_path / "in", named)
     before = read_tokenizer(tmp_path / "in")
@@ -163,7 +163,7 @@ def test_export_keeps_the_templates_and_the_conversation(tmp_path):
         assert pair[0] == pair[1] and pair[0].assistant_mask == pair[1].assistant_mask
 
 
-def test_template_marks_generation_only_by_the_statement():
+def test_template_has_generation_marks_only_if_it_contains_a_generation_statement():
     marks = template.ChatTemplate("x", "{%- generation -%}a{% endgeneration %}", {})
     assert marks.marks_generation
     assert not template.ChatTemplate("x", "{{ generation }}", {}).marks_generation

@@ -143,7 +143,7 @@ masks = st.sampled_from([*DOCUMENTS, Causal() & Padding(), Padding(), Causal() &
 
 
 @given(mask=masks, ids=segment_ids, renumber=st.booleans())
-def test_key_ranges_passed_to_tokamax_equal_the_mask(mask, ids, renumber):
+def test_key_ranges_passed_to_tokamax_contain_exactly_the_unmasked_keys(mask, ids, renumber):
     """For any ids: if they are not numbered in order as in a model, too."""
     context = context_of(mask & Padding(), LENGTH, segment_ids=ids)
     if not renumber:

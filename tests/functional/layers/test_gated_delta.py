@@ -111,7 +111,7 @@ def test_gradients_of_chunked_delta_rule_equal_those_of_single_steps():
 
 
 @given(seed=tiny.seeds, size=st.sampled_from([1, 2, 8]))
-def test_invert_unit_lower_inverts_triangular_matrices(seed, size):
+def test_inverse_of_a_unit_lower_triangular_matrix_equals_numpy(seed, size):
     a = np.tril(np.random.default_rng(seed).normal(size=(3, size, size)), -1)
     inverse = invert_unit_lower(jnp.asarray(a, jnp.float32))
     tiny.close(inverse, np.linalg.inv(np.eye(size) + a), 1e-3)

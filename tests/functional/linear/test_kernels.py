@@ -208,7 +208,7 @@ def test_lookup_in_quantized_table_equals_row_of_dequantized_table(seed, index):
     assert np.isnan(found.take(jnp.array([7]))).all()
 
 
-def test_quantize_all_quantizes_only_the_matrices():
+def test_quantization_changes_kernels_but_not_biases_and_position_embeddings():
     params = {
         "embedding": {"tokens": normal(0, 7, IN_DIM), "positions": normal(1, 5, IN_DIM)},
         "blocks": {"up": {"kernel": normal(2, 3, IN_DIM, 4), "bias": normal(3, 3, 4)}},

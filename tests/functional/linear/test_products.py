@@ -206,7 +206,7 @@ def test_taint_analysis_follows_rows_through_matrix_products():
     assert not remarks and (bits == np.eye(3, dtype=bool)[:, None]).all()
 
 
-def test_products_and_their_gradients_call_jnp_einsum_if_it_is_replaced(monkeypatch):
+def test_matrix_products_and_gradients_call_a_user_replacement_of_jnp_einsum(monkeypatch):
     """As qwix does, to quantize a model."""
     monkeypatch.setattr(products, "multiplies_bfloat16", lambda: True)
     monkeypatch.setattr(jnp, "einsum", lambda formula, x, y, **_: 2 * x @ y)
@@ -327,7 +327,7 @@ def test_every_product_of_forward_and_backward_pass_sums_in_float32(monkeypatch,
 
 
 @pytest.mark.parametrize("layers", mostly_slow(["scan", "unrolled"], "scan"))
-def test_remat_dots_stores_products_in_the_dtype_of_activations(layers):
+def test_rematerialization_stores_matrix_products_in_the_dtype_of_activations(layers):
     """It stores results of products, not float32 sums, and computes none of them twice."""
     tokens = jnp.zeros((3, tiny.LENGTH), jnp.int32)
     stored, times = {}, {}

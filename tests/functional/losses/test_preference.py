@@ -43,7 +43,7 @@ def test_dpo_equals_its_formula(chosen, rejected, old_chosen, old_rejected, beta
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_dpo_starts_at_log_2_and_pushes_the_answers_apart():
+def test_dpo_loss_of_unchanged_policy_is_log_2_and_its_gradient_favours_the_chosen_answer():
     logs = jnp.array([-3.0, -7.0])
     np.testing.assert_allclose(dpo_loss(logs, logs - 1, logs, logs - 1), np.log(2), rtol=1e-6)
     gradients = jax.grad(

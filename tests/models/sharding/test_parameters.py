@@ -289,7 +289,7 @@ def test_shardings_reject_mesh_with_unknown_axes(axes):
 @pytest.mark.parametrize(
     ("batch_size", "devices", "shared"), [(16, 3, 2), (16, 8, 8), (7, 8, 7), (5, 4, 1)]
 )
-def test_num_devices_for_returns_a_divisor_of_the_batch_size(
+def test_number_of_training_devices_divides_the_batch_size(
     batch_size, devices, shared, monkeypatch
 ):
     monkeypatch.setattr(jax, "device_count", lambda: devices)

@@ -7,7 +7,8 @@ STOPS = "decoding/test_stop_strings.py"
 GRAMMARS = "decoding/test_grammars.py"
 CONSTRAINTS = "decoding/test_constraints.py::test_decoding_constraints_equal_python_reference"
 PENALTIES = (
-    "decoding/test_constraints.py::test_penalties_are_subtracted_for_each_generated_token_and_once"
+    "decoding/test_constraints.py::"
+    "test_frequency_penalty_is_subtracted_per_occurrence_and_presence_penalty_once"
 )
 PROMPTS = "cli/test_prompts.py"
 CHAT = "cli/test_chat.py"
@@ -23,7 +24,7 @@ BUGS = (
         "norms of Gemma in a GGUF file lack their one",
         "hub.gguf:to_gguf_layout",
         Replace("tensor = tensor + 1", "pass"),
-        "hub/test_gguf.py::test_gguf_file_of_gemma_has_whole_scales_and_the_windows_of_its_layers",
+        "hub/test_gguf.py::test_gguf_file_of_gemma_stores_norm_scales_plus_one_and_layer_windows",
     ),
     Bug(
         "layers without a window have the base of the others in a GGUF file",
@@ -32,7 +33,7 @@ BUGS = (
             'header["rope_freq_base_swa"] = header["rope_freq_base"] = layer.base',
             'header["rope_freq_base_swa"] = 1e4',
         ),
-        "hub/test_gguf.py::test_gguf_file_of_gemma_has_whole_scales_and_the_windows_of_its_layers",
+        "hub/test_gguf.py::test_gguf_file_of_gemma_stores_norm_scales_plus_one_and_layer_windows",
     ),
     Bug(
         "spaces of a unigram model are not merged in a GGUF file",
@@ -44,7 +45,7 @@ BUGS = (
         "the weights of files are ignored",
         "training.data.examples:repeat_by_weight",
         Replace("text.weight", "1.0"),
-        "training/data/test_examples.py::test_each_record_is_repeated_by_the_weight_of_its_file",
+        "training/data/test_examples.py::test_each_record_is_repeated_as_often_as_the_weight_of_its_file_states",
     ),
     Bug(
         "a stop string is forgotten after a wrong character",
@@ -80,13 +81,13 @@ BUGS = (
         "a space mark is no space",
         "artifacts.token_bytes:_spaces",
         gives({}),
-        "artifacts/test_stream.py::test_text_of_ids_consists_of_the_bytes_of_each_id",
+        "artifacts/test_stream.py::test_decoded_text_is_the_concatenation_of_the_bytes_of_its_tokens",
     ),
     Bug(
         "byte tokens are spelled out",
         "artifacts.token_bytes:vocabulary_bytes",
         Replace('BYTE_TOKEN.fullmatch(content) if "ByteFallback" in names else None', "None"),
-        "artifacts/test_stream.py::test_text_of_ids_consists_of_the_bytes_of_each_id",
+        "artifacts/test_stream.py::test_decoded_text_is_the_concatenation_of_the_bytes_of_its_tokens",
     ),
     Bug(
         "a grammar does not read the generated tokens",

@@ -95,7 +95,7 @@ BUGS = (
         "a folder's name is read as a glob pattern",
         "artifacts.checkpoint:without_wildcards",
         with_wildcards,
-        f"{TESTS}::test_only_max_to_keep_checkpoints_remain_and_the_newest_is_restored",
+        f"{TESTS}::test_old_checkpoints_are_deleted_and_the_newest_checkpoint_is_restored",
     ),
     # ---- damage
     Bug(
@@ -159,19 +159,19 @@ BUGS = (
         "a lossy normalizer is not reported",
         "artifacts.byte_tokenizer:lossy_part",
         blind_to_normalizers,
-        f"{LOSSLESS}::test_why_lossy_names_the_lossy_tokenizer_component",
+        f"{LOSSLESS}::test_reason_for_a_lossy_tokenizer_names_the_lossy_component",
     ),
     Bug(
         "a pre-tokenizer that drops separators counts as lossless",
         "artifacts.byte_tokenizer:lossy_part",
         inside("list_steps", then(lambda steps: [{"type": step["type"]} for step in steps])),
-        f"{LOSSLESS}::test_why_lossy_names_the_lossy_tokenizer_component",
+        f"{LOSSLESS}::test_reason_for_a_lossy_tokenizer_names_the_lossy_component",
     ),
     Bug(
         "an added token that strips spaces is not reported",
         "artifacts.byte_tokenizer:lossy_part",
         inside("_plain", then(lambda all: [{**x, "lstrip": False, "rstrip": False} for x in all])),
-        f"{LOSSLESS}::test_why_lossy_names_the_lossy_tokenizer_component",
+        f"{LOSSLESS}::test_reason_for_a_lossy_tokenizer_names_the_lossy_component",
     ),
     Bug(
         "a text can encode to the end-of-text token",
@@ -190,7 +190,7 @@ BUGS = (
         "a special token in a text is plain text even if the caller allows it",
         "artifacts.tokenizer:Tokenizer._encode_whole",
         Replace("self._parser if allow_special else self._backend", "self._backend"),
-        f"{SPECIAL}::test_token_ids_with_allow_special_equal_those_of_tokenizers_library",
+        f"{SPECIAL}::test_encoding_with_special_tokens_allowed_equals_tokenizers_library",
     ),
     Bug(
         "a long text is divided where its tokens depend on the text before",

@@ -79,7 +79,7 @@ BUGS = (
         "a fused kernel drops the sink",
         "functional.attention.fused_kernels:unsupported_scores",
         Replace("scores.sink is not None", "False"),
-        f"{SINKS}::test_sinks_are_refused_by_fused_kernels_and_rejected_if_misshapen",
+        f"{SINKS}::test_fused_kernels_do_not_support_sinks_and_misshapen_sinks_raise_error",
     ),
     # ---- output gates
     Bug(
@@ -246,7 +246,7 @@ BUGS = (
         "gradients of quantized products are not quantized",
         "functional.linear.products:_is_overridden",
         Replace("_identity(jnp.einsum) != _EINSUM", "False"),
-        f"{PRODUCTS}::test_products_and_their_gradients_call_jnp_einsum_if_it_is_replaced",
+        f"{PRODUCTS}::test_matrix_products_and_gradients_call_a_user_replacement_of_jnp_einsum",
     ),
     Bug(
         "products ignore jax.default_matmul_precision",
@@ -264,7 +264,7 @@ BUGS = (
         'remat "dots" stores float32 sums',
         "functional.trees:REMAT",
         lambda remat: {**remat, "dots": float32_dots},
-        f"{PRODUCTS}::test_remat_dots_stores_products_in_the_dtype_of_activations",
+        f"{PRODUCTS}::test_rematerialization_stores_matrix_products_in_the_dtype_of_activations",
     ),
     # ---- long sequences, in a loop over tiles
     Bug(

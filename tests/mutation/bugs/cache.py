@@ -44,7 +44,7 @@ BUGS = (
             "context = replace(self, new=replace(self.new, segment_ids=None))"
             "._within_sequence(mask, scores)",
         ),
-        "decoding/test_prefill.py::test_prefill_gives_the_logits_and_cache_of_extend",
+        "decoding/test_prefill.py::test_prefill_function_gives_the_same_logits_and_cache_as_the_extend_function",
     ),
     Bug(
         "cached tokens are read one position too far",

@@ -56,7 +56,7 @@ BUGS = (
             "token_losses(logits, token)",
             "token_losses(logits / (choice.sampler.temperature if choice.sampler else 2.0), token)",
         ),
-        f"{SCORE}::test_log_probs_of_generate_sum_to_score",
+        f"{SCORE}::test_log_probabilities_of_generated_tokens_sum_to_the_score",
     ),
     Bug(
         "top-p keeps one token too few",

@@ -164,7 +164,7 @@ BUGS = (
         "merging an adapter drops its updates",
         "models.lora:merge_adapter",
         inside("dense", lambda _: lambda kernel: kernel.frozen),
-        "hub/test_merged_adapter.py::test_lora_parameters_are_written_only_after_merge_adapter",
+        "hub/test_merged_adapter.py::test_lora_parameters_can_be_saved_or_exported_only_after_merging",
     ),
     Bug(
         "an option that the class does not read is refused",
@@ -299,13 +299,13 @@ BUGS = (
             'self.outside.taken["max_position_embeddings"]',
             'self.outside.whole("max_position_embeddings")',
         ),
-        "hub/test_options.py::test_original_length_outside_rope_scaling_takes_precedence",
+        "hub/test_options.py::test_original_context_length_outside_rope_options_takes_precedence",
     ),
     Bug(
         "the original length outside of the rotary options is ignored",
         "hub.positions:RotaryEntry.scaling",
         takes(length=lambda _: None),
-        "hub/test_options.py::test_original_length_outside_rope_scaling_takes_precedence",
+        "hub/test_options.py::test_original_context_length_outside_rope_options_takes_precedence",
     ),
     Bug(
         "an adapter beside a model is ignored",

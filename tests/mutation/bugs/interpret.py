@@ -148,7 +148,7 @@ BUGS = (
         "a model without heads is measured",
         "interpret.layers:heads_shape",
         gives((2, 4)),
-        f"{ABLATION}::test_ablate_sets_raises_error_that_names_the_invalid_argument",
+        f"{ABLATION}::test_error_of_ablating_sets_of_heads_names_the_invalid_argument",
     ),
     Bug(
         "path patching accepts layers without attention",

@@ -63,7 +63,7 @@ BUGS = (
         "a layer of several types has the tensors of its place among its type",
         "hub.table:entries",
         Replace("(layers[place[0]], *place[1:])", "place"),
-        "hub/test_model_type.py::test_exported_tensors_have_layer_numbers_of_the_whole_model",
+        "hub/test_model_type.py::test_exported_tensors_of_mixed_layer_types_are_numbered_by_depth",
     ),
     # ---- the gated delta rule
     Bug(

@@ -20,7 +20,7 @@ BUGS = (
         "the explicit formula ignores its scale",
         "functional.attention.formula:explicit_attention",
         Replace("query.shape[-1] ** -0.5 if scale is None else scale", "query.shape[-1] ** -0.5"),
-        f"{NOTES}::test_attention_formula_equals_loops_and_every_implementation",
+        f"{NOTES}::test_attention_formula_equals_python_loops_and_every_attention_implementation",
     ),
     Bug(
         "cross-attention computes values from the queries' tokens",
@@ -68,7 +68,7 @@ BUGS = (
         "position vectors begin with the second one",
         "functional.position_vectors:encode_positions",
         Replace("jnp.arange(length, dtype=jnp.int32)", "1 + jnp.arange(length, dtype=jnp.int32)"),
-        f"{NOTES}::test_positions_are_added_from_vectors_or_a_function",
+        f"{NOTES}::test_position_vectors_are_given_as_an_array_or_computed_by_a_function",
     ),
     Bug(
         "one step of a recurrent cell ignores the state",
@@ -86,7 +86,7 @@ BUGS = (
         "an unknown argument is not named",
         "functional.arguments:check_names",
         lambda check: lambda *arguments: None,
-        f"{NOTES}::test_unknown_argument_is_named_with_the_nearest_one",
+        f"{NOTES}::test_error_for_unknown_argument_suggests_the_nearest_argument",
     ),
     # ---- the user's parts of a model
     Bug(
@@ -96,43 +96,43 @@ BUGS = (
             "table[rows[..., :, None], columns[..., None, :]]",
             "table.T[rows[..., :, None], columns[..., None, :]]",
         ),
-        f"{OWN}::test_dependencies_of_a_model_are_those_of_its_random_table",
+        f"{OWN}::test_dependencies_of_a_model_equal_its_randomly_drawn_mask_array",
     ),
     Bug(
         "a table of a prefix may be read in chunks",
         "functional.attention.own_masks:TableMask.minimum_prefill",
         Replace("int(later[-1]) + 1 if len(later) else 1", "1"),
-        f"{OWN}::test_mask_as_table_or_function_equals_the_rule",
+        f"{OWN}::test_model_with_mask_given_as_array_or_function_equals_model_with_mask_object",
     ),
     Bug(
         "a table shorter than max_length is accepted",
         "models.builders.own:check_own_mask",
         Replace("table.size < config.max_length", "False"),
-        f"{OWN}::test_own_parts_that_do_not_fit_are_refused",
+        f"{OWN}::test_invalid_user_defined_mask_or_activation_or_positions_are_rejected",
     ),
     Bug(
         "the user's positions count the tokens before a packed document",
         "functional.position_vectors:FunctionPositions.add",
         takes(positions=lambda x: jnp.broadcast_to(jnp.arange(x.shape[-1]), x.shape)),
-        f"{OWN}::test_positions_as_array_or_function_equal_the_named_positions",
+        f"{OWN}::test_positions_given_as_array_or_function_equal_positions_given_by_name",
     ),
     Bug(
         "a ring buffer has no limit for positions that are an array",
         "decoding.loop_cache:_check_reading",
         Replace("not (positions and positions.is_table)", "model.config.positions != 'learned'"),
-        f"{OWN}::test_only_positions_of_an_array_limit_the_length_of_a_ring_buffer",
+        f"{OWN}::test_positions_given_as_array_limit_the_text_length_but_positions_given_as_function_do_not",
     ),
     Bug(
         "the user's activation is ignored",
         "models.builders.transformers:_layer",
         Replace("own.activation or config.activation", "config.activation"),
-        f"{OWN}::test_activation_as_function_equals_the_named_activation",
+        f"{OWN}::test_activation_given_as_function_equals_activation_given_by_name",
     ),
     Bug(
         "a saved model loses its activation and positions",
         "artifacts.saved:OWN",
         Replace("('mask', 'layers', 'activation', 'positions')", "('mask', 'layers')"),
-        f"{OWN}::test_model_with_own_parts_is_saved_and_loaded",
+        f"{OWN}::test_model_with_user_defined_arrays_and_functions_is_saved_and_loaded",
     ),
     # ---- edits
     Bug(
@@ -163,6 +163,6 @@ BUGS = (
         "the head before the ablated one is ablated",
         "functional.hooks:_Zeros.__call__",
         Replace("value.at[..., self.head, :, :]", "value.at[..., self.head - 1, :, :]"),
-        f"{EDIT}::test_ablated_head_equals_a_head_that_writes_nothing",
+        f"{EDIT}::test_ablating_a_head_equals_zeroing_its_rows_of_the_output_kernel",
     ),
 )

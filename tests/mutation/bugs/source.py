@@ -88,7 +88,7 @@ BUGS = (
         "padding is masked and predicted",
         "functional.losses.token_masking:mask_tokens",
         takes(segment_ids=lambda _: None),
-        f"{ENCODER}::test_mask_tokens_replaces_tokens_with_the_frequencies_of_bert",
+        f"{ENCODER}::test_training_tokens_are_masked_with_the_frequencies_of_bert",
     ),
     Bug(
         "a prefix may be read in chunks",

@@ -6,7 +6,7 @@ from tests.mutation.changes import Replace, gives
 SWEEP, RESULTS, COMPARE = "cli/test_sweep.py", "training/test_sweep.py", "cli/test_compare.py"
 EQUAL = f"{SWEEP}::test_runs_of_a_sweep_equal_single_runs"
 CONTINUES = f"{SWEEP}::test_an_interrupted_sweep_continues_and_ends_with_the_same_losses"
-DIVERGED = f"{SWEEP}::test_a_diverged_run_ends_alone"
+DIVERGED = f"{SWEEP}::test_diverged_run_does_not_affect_other_runs_of_a_sweep"
 DEVICES = f"{SWEEP}::test_runs_on_several_devices_equal_runs_on_one_device"
 SEEDS = (
     f"{COMPARE}::test_runs_that_differ_only_in_the_seed_are_drawn_as_their_mean_and_standard_error"
@@ -72,13 +72,13 @@ BUGS = (
         "runs with different vocabularies share a tokenizer",
         "training.sweep:Planned.data_key",
         Replace("config.model.vocab_size", "0"),
-        f"{SWEEP}::test_settings_of_a_file_vary_together_and_unequal_shapes_train_in_turn",
+        f"{SWEEP}::test_sweep_trains_settings_listed_in_a_file_and_models_of_different_sizes",
     ),
     Bug(
         "the standard error is that of a single run",
         "training.sweep_results:Average.error",
         Replace("stdev(self.losses) / number**0.5", "stdev(self.losses)"),
-        f"{RESULTS}::test_averages_are_means_and_standard_errors_over_the_seeds",
+        f"{RESULTS}::test_sweep_results_are_means_and_standard_errors_over_the_seeds",
     ),
     Bug(
         "the largest loss is marked as the best",
@@ -90,7 +90,7 @@ BUGS = (
         "a diverged run is part of the mean curve",
         "training.sweep_results:_average",
         Replace("ended_early(run.folder) is None", "True"),
-        f"{RESULTS}::test_picture_shows_means_without_the_diverged_run",
+        f"{RESULTS}::test_sweep_picture_shows_means_that_exclude_diverged_runs",
     ),
     Bug(
         "the band of a curve is the deviation of the population",

@@ -201,7 +201,7 @@ BUGS = (
         "a restarted script begins with the first batch",
         "training.tasks.own_batches:NumberedBatches.restore",
         gives(None),
-        f"{FIT}::test_rerunning_an_interrupted_fit_script_equals_uninterrupted_fit",
+        f"{FIT}::test_rerunning_an_interrupted_training_script_equals_uninterrupted_training",
     ),
     Bug(
         "a script continues a run of another objective",
@@ -271,13 +271,13 @@ BUGS = (
         "a non-finite value is written to metrics.jsonl",
         "training.log:finite",
         lambda _: lambda line: line,
-        "training/test_log.py::test_log_replaces_non_finite_training_values_by_their_names",
+        "training/test_log.py::test_log_lists_names_of_non_finite_training_values_instead_of_the_values",
     ),
     Bug(
         "a signal waits for the evaluation to finish",
         "training.loop:Training._score",
         inside("processes.are_several", gives(True)),
-        "cli/test_signals.py::test_step_saved_by_signal_during_evaluation_is_evaluated_on_resume",
+        "cli/test_signals.py::test_checkpoint_saved_after_a_signal_is_evaluated_when_the_run_resumes",
     ),
     Bug(
         "a run with unreadable checkpoints starts again",

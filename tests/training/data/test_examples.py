@@ -48,7 +48,7 @@ def learnt(tokenizer, example):
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_record_learns_its_answer_and_the_end_of_text(name, tmp_path):
+def test_targets_of_a_record_are_its_answer_and_the_end_of_text(name, tmp_path):
     (text,) = read_examples([write(tmp_path / "a.jsonl", RECORDS[name])], PLAIN)
     (example,) = text.examples
     assert learnt(PLAIN, example).strip() == {"text": "the tide came in"}.get(name, "came in")
@@ -60,7 +60,7 @@ def test_record_learns_its_answer_and_the_end_of_text(name, tmp_path):
     )
 
 
-def test_prompt_keeps_its_tokens_if_the_completion_would_change_them():
+def test_prompt_is_tokenized_separately_from_its_completion():
     """A model that answers reads the tokens of the prompt alone."""
     whole = PLAIN.encode("the ti" + "de")
     assert whole[: len(PLAIN.encode("the ti"))] != PLAIN.encode("the ti")
@@ -71,7 +71,7 @@ def test_prompt_keeps_its_tokens_if_the_completion_would_change_them():
 
 
 @pytest.mark.parametrize("answers", [("completion",), ("chosen", "rejected")])
-def test_template_reads_the_tools_of_a_prompt(answers, tmp_path):
+def test_chat_template_receives_the_tools_of_a_record(answers, tmp_path):
     template = "{{ tools | tojson if tools else '' }}" + PLAIN_TEMPLATE
     tokenizer = with_chat_template(PLAIN, template)
     record = {"prompt": [USER], "tools": chats.TOOLS, **{key: [ANSWER] for key in answers}}
@@ -82,12 +82,12 @@ def test_template_reads_the_tools_of_a_prompt(answers, tmp_path):
     assert all(learnt(tokenizer, x).strip() == "came in" for x in text.examples)
 
 
-def test_text_learns_all_its_tokens():
+def test_every_token_of_a_text_record_is_a_target():
     example = encode_text(PLAIN, "the tide")
     assert all(example.mask) and example.num_targets == len(example.ids) - 1
 
 
-def test_form_of_a_record_follows_from_its_fields():
+def test_fields_of_a_record_determine_its_form():
     assert find_form({"prompt": "a", "completion": "b", "text": "c"}) == "prompt and completion"
     assert find_form({"messages": [], "prompt": "a"}) == "messages"
     assert find_form({"prompt": "a"}) is None and find_form(["text"]) is None
@@ -113,7 +113,7 @@ def test_records_are_recognised_in_every_format(name, suffix, tmp_path):
     assert list(read_examples([path], PLAIN)) == [expected] * 2
 
 
-def test_only_files_with_records_need_tuning(tmp_path):
+def test_only_files_with_records_are_recognized_as_fine_tuning_data(tmp_path):
     (tmp_path / "a.txt").write_text("the tide")
     (tmp_path / "b.jsonl").write_text("")
     (tmp_path / "c.jsonl").write_text("{")
@@ -139,14 +139,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_record_is_named_by_file_and_line(name, tmp_path):
+def test_error_for_an_invalid_record_names_file_and_line(name, tmp_path):
     record, reason = WRONG[name]
     path = write(tmp_path / "a.jsonl", RECORDS["completion"], record)
     message = error_of(lambda: list(read_examples([path], PLAIN)))
     assert f"{path}: line 2" in message and reason in message
 
 
-def test_each_record_is_repeated_by_the_weight_of_its_file(tmp_path):
+def test_each_record_is_repeated_as_often_as_the_weight_of_its_file_states(tmp_path):
     """Fractions are drawn by chance, so their number is close to the expected one."""
     for name in "abc":
         write(tmp_path / f"{name}.jsonl", *({"text": f"{name} {n}"} for n in range(400)))

@@ -56,7 +56,7 @@ def expected(found):
 
 @given(examples(), st.integers(1, 3), st.integers(1, 2), st.integers(0, 5), st.booleans())
 @settings(deadline=None)
-def test_every_example_is_learnt_once_per_epoch(found, batch_size, accumulate, seed, packs):
+def test_batches_contain_every_example_once_per_epoch(found, batch_size, accumulate, seed, packs):
     batches = PackedBatches(
         Examples.join(found), LENGTH, batch_size, seed, accumulate=accumulate, packs=packs
     )
@@ -96,7 +96,7 @@ def _model(name):
 )
 @given(found=examples(least=2, most=4), seed=st.integers(0, 2**31))
 @settings(max_examples=10, deadline=None)
-def test_loss_of_packed_examples_is_the_sum_of_their_losses_alone(name, found, seed):
+def test_loss_of_packed_examples_is_the_sum_of_the_losses_of_single_examples(name, found, seed):
     """No example sees another one, neither by attention nor by a recurrent state."""
     model, loss = _model(name)
     params = tiny.weights(model, seed)["params"]
@@ -141,7 +141,7 @@ def _batches(**options):
     return PackedBatches(Examples.join(found), LENGTH, 2, 3, **options)
 
 
-def test_shares_of_processes_are_the_whole_batch():
+def test_example_batches_of_all_processes_form_the_batch_of_one_process():
     whole, parts = _batches(), [_batches(share=Share(i, 2)) for i in range(2)]
     for _ in range(12):
         expected = next(whole)
@@ -167,7 +167,7 @@ def test_wrong_examples_raise_an_error():
     assert "18 tokens" in error_of(lambda: PackedBatches(long, LENGTH, 1))
 
 
-def test_saved_examples_are_read_again_with_their_tokenizer_only(tmp_path):
+def test_saved_examples_load_unchanged_but_not_with_a_different_tokenizer(tmp_path):
     found = Examples.join([Example([1, 2, 3], [False, True, True]), Example([4, 5], [False, True])])
     path = tmp_path / "train.npz"
     found.save(path, "abc")

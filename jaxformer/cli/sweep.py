@@ -55,8 +55,6 @@ class SweepArguments:
 
     def __post_init__(self) -> None:
         """Checks the arguments."""
-        if not self.vary and self.list is None:
-            raise ValueError("--vary is missing; give a flag and its values: --vary seed=0..4")
         if self.together is not None and self.together < 1:
             raise ValueError(f"--together is {self.together}; it must be at least 1")
 
@@ -68,6 +66,8 @@ def main(argv: list[str]) -> int:
         read_given(SweepArguments, "sweep", argv)
     words, command = take(flags, argv)
     arguments = complete(SweepArguments, read_values(flags, words))
+    if not arguments.vary and arguments.list is None:
+        raise ValueError("--vary is missing; give a flag and its values: --vary seed=0..4")
     from jaxformer.training.screen import Screen
     from jaxformer.training.sweep import Planned, claim_sweep, folder_name, grid, withdraw
 

@@ -181,7 +181,7 @@ class Model:
 
         Raises:
             ValueError: `source` is None, but the model has an encoder; or a sub-layer reads
-                other tokens, but defines neither keys and values nor a state to cache.
+                other tokens, but has neither keys and values nor a state that a cache can store.
         """
         dtype, captured = self.embedding.dtype, {}
         start = Start(size.batch_size, self.embedding.dim, dtype, placement=run.placement)

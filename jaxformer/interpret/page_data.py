@@ -109,7 +109,7 @@ def attention_data(
         if name in captured:
             layers = layers_with(model, name)
             entries.append(_attention(captured[name], layers, *about))
-            # The other kinds of attention mask no key.
+            # In the other kinds of attention, no key is masked.
             if name == "attention.weights":
                 entries[-1]["masks"] = masked_keys(model, layers, length)
     return entries

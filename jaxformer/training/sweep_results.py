@@ -90,7 +90,8 @@ def _average(setting: Setting, runs: list[Planned], uses_all: bool) -> Average:
         trained = [line for line in lines if "loss" in line]
         steps, curve = [x["step"] for x in trained], smoothed([x["loss"] for x in trained])
         training.append(list(zip(steps, curve, strict=True)))
-        # A whole evaluation also gives the loss on the part that each evaluation scores.
+        # An evaluation of all held-out data also gives `part_loss`, the loss on the part that every
+        # evaluation scores.
         scored = _scored(run)
         parts = [(x["step"], x.get("part_loss", x["held_out_loss"])) for x in scored]
         held_out.append(parts)

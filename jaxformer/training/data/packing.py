@@ -216,7 +216,7 @@ def pack(lengths: np.ndarray, order: Iterable[int], length: int) -> list[list[in
         The indices of the examples in each sequence.
     """
     sequences: list[list[int]] = []
-    open_sequences: list[tuple[int, list[int]]] = []  # (the free places, the sequence)
+    open_sequences: list[tuple[int, list[int]]] = []  # (number of free places, sequence)
     for index in order:
         needed = int(lengths[index]) - 1
         for place, (room, sequence) in enumerate(open_sequences):

@@ -15,7 +15,8 @@ from jaxformer.training.data.documents import HUB, Document, File, NotText, Sour
 
 # Number of table rows to read at a time.
 _ROWS = 256
-# Largest accepted size of a .json file that contains a list, in pieces of 1 MiB.
+# Largest accepted size, in MiB, of a .json file that contains a list. The file is read in pieces of
+# 1 MiB.
 _MOST_PIECES = 256
 
 

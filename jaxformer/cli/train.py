@@ -95,7 +95,7 @@ class NewRun(NamedTuple):
         arguments: The arguments with their defaults.
         base: The checkpoint of --init-from, or None for fresh parameters.
         name: The usual name of the run folder.
-        attributed: Returns a context manager, in which error messages name the origin of a value.
+        attributed: Returns a context manager. Error messages inside name the origin of a value.
     """
 
     arguments: TrainArguments

@@ -198,7 +198,7 @@ def _checked_witnesses(
 def _positions(
     function: Callable[[Array], Array], inputs: Array, num_positions: int
 ) -> tuple[Shape, Shape]:
-    """Returns the sizes of the axes of positions, as (those of the inputs, those of the outputs)."""
+    """Returns the sizes of the axes of positions: (of the inputs, of the outputs)."""
     if not num_positions or not inputs.size:
         raise ValueError(
             f"inputs are {inputs.dtype} {inputs.shape}; they must be token ids, [length] or "

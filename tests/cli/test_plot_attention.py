@@ -26,7 +26,7 @@ def test_plot_attention_writes_a_picture(trained, tmp_path, capsys, monkeypatch)
             ["x", "-o", "a.png", "--layer", "9"],
             "layer is 9; the layers with this attention are 0, 1",
         ),
-        (["x", "-o", "a.png", "--attention", "cross"], "it has self"),
+        (["x", "-o", "a.png", "--attention", "cross"], "whose attention is self"),
     ],
 )
 def test_plot_attention_prints_one_line_for_invalid_input(

@@ -135,6 +135,8 @@ def _read(command: list[str], setting: "Setting") -> NewRun:
     given = {word.partition("=")[0].removeprefix("--").replace("_", "-") for word in command}
     if both := given & setting.keys():
         raise ValueError(f"--{min(both)} has a value and is also varied; give it in one place")
+    if "coordinator" in given | setting.keys():
+        raise ValueError("--coordinator has no effect in a sweep, which is one process; omit it")
     argv = [*command]
     for name, value in setting.items():
         flag = f"--no-{name}" if value == "False" else f"--{name}"
@@ -206,9 +208,12 @@ def _train_group(
     """Trains runs in one program."""
     from jaxformer.models.kinds import build
     from jaxformer.training.group import Member, RunGroup
+    from jaxformer.training.log import require_trackers
+    from jaxformer.training.processes import Ended, is_out_of_memory
     from jaxformer.training.run_folders import hold_lock, write_run
     from jaxformer.training.tasks import task_class
 
+    require_trackers(runs[0].config.trackers)
     with ExitStack() as stack:
         members = []
         for folder, inputs, config in (run[1:] for run in runs):
@@ -222,7 +227,12 @@ def _train_group(
         model = build(config.model, config.execution)
         group = RunGroup(members, model, screen, next_step, scores_all=scores_all)
         group.resume()
-        group.run()
+        try:
+            group.run()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise Ended(f"out of memory; set --together below {len(runs)} ({error})") from error
 
 
 def _train_alone(run: "Planned", new: NewRun, arguments: SweepArguments) -> None:

@@ -15,7 +15,7 @@ from jaxformer.models.config import architecture_name
 from jaxformer.models.parameters import parameter_count
 from jaxformer.training.config import Inputs, TrainingConfig
 from jaxformer.training.curves import Curve, draw_mean, limit
-from jaxformer.training.log import finish, held_out_scores, smoothed
+from jaxformer.training.log import finish, has_diverged, held_out_scores, smoothed
 from jaxformer.training.run_folders import read_run
 from jaxformer.training.tasks import task_class
 from jaxformer.training.tasks.task import Measure
@@ -166,7 +166,7 @@ def by_seed(runs: list[Compared]) -> list[list[Compared]]:
     for number, run in enumerate(runs):
         settings = _settings(run)
         seed = settings.pop("seed")
-        key = (repr(settings), number if any("not_finite" in x for x in run.metrics) else None)
+        key = (repr(settings), number if has_diverged(run.config, run.metrics) else None)
         # Runs with equal settings and seeds are copies or repetitions, so they are not averaged.
         while any(other.config.seed == seed for other in found.get(key, ())):
             key = (*key, None)

@@ -26,6 +26,8 @@ from jaxformer.training.run_folders import run_title
 from jaxformer.training.step import Measured
 from jaxformer.training.tasks.task import Measure, Score, Task
 
+# The run ends after this number of consecutive skipped updates.
+MOST_SKIPPED = 100
 # The log reports this measure if the task defines no measure.
 _LOSS = Measure("held_out_loss", "held-out loss")
 
@@ -158,6 +160,19 @@ def finite(line: dict) -> dict:
     if not bad:
         return line
     return {name: x for name, x in line.items() if name not in bad} | {"not_finite": bad}
+
+
+def has_diverged(config: RunConfig, metrics: list[dict]) -> bool:
+    """Returns whether a run has ended because of losses or gradients that were not finite.
+
+    A run with `non_finite="skip"` continues after such a loss, so it counts as diverged only if all
+    its last `MOST_SKIPPED` updates were skipped.
+    """
+    trained = [line for line in metrics if "scored" not in line]
+    if config.non_finite == "stop":
+        return any("not_finite" in line for line in trained)
+    last = trained[-MOST_SKIPPED:]
+    return len(last) == MOST_SKIPPED and all("not_finite" in line for line in last)
 
 
 def score_line(measure: str, score: Score, part: Score | None = None) -> dict:

@@ -19,7 +19,7 @@ from jaxformer.models.trainable import num_trainable
 from jaxformer.training import processes
 from jaxformer.training.batch import AnyBatch
 from jaxformer.training.config import RunConfig
-from jaxformer.training.log import RunLog
+from jaxformer.training.log import MOST_SKIPPED, RunLog
 from jaxformer.training.mesh import place_batch, process_share, sharded_batch_shapes
 from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.screen import Screen, late_peak, progress, progress_line, vanishing
@@ -38,8 +38,6 @@ from jaxformer.training.tasks.task import Score, Task
 # Number of steps between two transfers of the measurements to the host. Each transfer waits for the
 # device.
 FLUSH_EVERY = 10
-# The run ends after this number of consecutive skipped updates.
-MOST_SKIPPED = 100
 
 
 def make_update(config: RunConfig, model: LanguageModel, task: Task) -> jax.stages.Wrapped:

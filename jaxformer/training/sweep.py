@@ -7,14 +7,15 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxformer.artifacts.files import read_json, write_json
 from jaxformer.artifacts.run import RunFolder
-from jaxformer.training.config import Inputs, TrainingConfig
+from jaxformer.training.config import Inputs, OptimizerConfig, TextTraining, TrainingConfig
+from jaxformer.training.log import has_diverged
 from jaxformer.training.run_folders import (
     file_name,
     hold_lock,
@@ -26,8 +27,8 @@ from jaxformer.training.screen import Screen
 
 # The version of the format of sweep.json.
 SWEEP_FORMAT = 1
-# The training settings that determine the prepared data, together with the inputs.
-_OF_THE_DATA = ("validation_fraction", "parse_special", "text_field")
+# The settings of a run on text that determine its data, with the inputs and the vocabulary size.
+_OF_THE_TEXT = ("validation_fraction", "parse_special", "text_field")
 # {flag name without its leading dashes: the words of its value, as on the command line}.
 Setting = dict[str, str]
 
@@ -75,27 +76,32 @@ class Planned(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether the run has reached its last step, or has ended early."""
-        return is_finished(self.folder) or ended_early(self.folder) is not None
+        """Whether the run has reached its last step, or has diverged."""
+        return is_finished(self.folder) or self.has_diverged
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the run has ended because of losses that were not finite."""
+        metrics = self.folder.read_metrics() if self.folder.metrics.exists() else []
+        return has_diverged(self.config, metrics)
 
     def data_key(self) -> tuple:
-        """Returns what determines the prepared data of the run."""
+        """Returns what determines the prepared data of the run.
+
+        The data of pairs depend on many settings, such as max_length and lowercase. Runs on pairs
+        therefore share data only if they differ in nothing but the seed and the optimizer.
+        """
         config = self.config
-        named = {x.name for x in fields(config)} & {*_OF_THE_DATA}
-        values = tuple((name, getattr(config, name)) for name in sorted(named))
-        return type(config), self.inputs, config.model.vocab_size, values
+        if not isinstance(config, TextTraining):
+            return self.inputs, replace(config, seed=0, optimizer=OptimizerConfig())
+        values = (getattr(config, name) for name in _OF_THE_TEXT)
+        return type(config), self.inputs, config.model.vocab_size, *values
 
 
 def is_finished(folder: RunFolder) -> bool:
     """Returns whether the run of a folder has reached its last step and was evaluated."""
     run = inspect_run(folder) if folder.holds_run else None
     return run is not None and getattr(run, "is_finished", False)
-
-
-def ended_early(folder: RunFolder) -> int | None:
-    """Returns the step at which a run ended because a loss was not finite, or None."""
-    lines = folder.read_metrics() if folder.metrics.exists() else []
-    return lines[-1]["step"] if lines and "not_finite" in lines[-1] else None
 
 
 def folder_name(setting: Setting) -> str:

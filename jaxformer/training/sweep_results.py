@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from jaxformer.artifacts.files import write_figure
 from jaxformer.training.curves import Curve, draw_mean, limit
 from jaxformer.training.log import finish, smoothed
-from jaxformer.training.sweep import Planned, Setting, ended_early, is_finished, said
+from jaxformer.training.sweep import Planned, Setting, is_finished, said
 
 
 class Average(NamedTuple):
@@ -84,7 +84,7 @@ def _without_seed(setting: Setting) -> Setting:
 
 def _average(setting: Setting, runs: list[Planned], uses_all: bool) -> Average:
     training, held_out, losses = [], [], []
-    good = [run for run in runs if ended_early(run.folder) is None]
+    good = [run for run in runs if not run.has_diverged]
     for run in good:
         lines = run.folder.read_metrics()
         trained = [line for line in lines if "loss" in line]

@@ -177,6 +177,13 @@ def test_runs_that_need_their_own_program_are_trained_one_after_another(trained,
         (["--vary", "seed=1,2", "--vary", "seed=3"], "--vary has a flag twice"),
         (["--vary", "seed=1,1"], "--seed 1 is given twice"),
         (["--vary", "seed=1,2", "--resume"], "--resume and --out belong to a single run"),
+        (
+            [
+                *("--vary", "seed=1,2", "--coordinator", "a:1"),
+                *("--num-processes", "2", "--process-id", "0"),
+            ],
+            "--coordinator has no effect in a sweep",
+        ),
         (["--vary", "num-heads=3", "--embed-dim", "32"], "(with --num-heads 3)"),
         (["--vary", "seed=1,2", "--together", "0"], "--together is 0; it must be at least 1"),
         (["--list", "empty.txt"], "has no settings"),

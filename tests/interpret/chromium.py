@@ -1,5 +1,6 @@
 """Opens pages in Chromium, and checks that they have no error and make no request."""
 
+import json
 import shutil
 import time
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from jaxformer.interpret import explanation
 from tests.interpret.pages import NO_MATRIX
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+# Typed arrays become lists.
+AS_JSON = "(x) => JSON.stringify(x, (_, y) => (ArrayBuffer.isView(y) ? Array.from(y) : y))"
 READY = "globalThis.jaxformerPage?.store.values && !jaxformerPage.store.busy"
 
 
@@ -47,19 +50,33 @@ class Pages:
 
 
 @contextmanager
-def opened_pages(folder):
-    """Starts Chromium. The pages have no dependency matrix and no atlas, which compile long."""
+def launched():
+    """Starts Chromium."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed")
-    with pytest.MonkeyPatch.context() as patch, sync_api.sync_playwright() as playwright:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def without_slow_data():
+    """Pages get no dependency matrix and no atlas, which compile long."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
         patch.setattr(explanation, "repeated_atlas", lambda *_: None)
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield
+
+
+@contextmanager
+def opened_pages(folder):
+    """Starts Chromium; the pages are made without slow data."""
+    with without_slow_data(), launched() as browser:
         pages = Pages(browser, folder)
         yield pages
-        browser.close()
-        assert pages.faults == [], pages.faults
+    assert pages.faults == [], pages.faults
 
 
 def wait(tab, ready=READY):
@@ -69,3 +86,22 @@ def wait(tab, ready=READY):
             return
         time.sleep(0.05)
     pytest.fail(f"{ready} did not become true")
+
+
+def read_json(tab, expression):
+    """Returns the value of an expression, in which typed arrays have become lists."""
+    return json.loads(tab.evaluate(f"({AS_JSON})({expression})"))
+
+
+def opens_first_view(pages):
+    """Returns a function (page, width, address, **options of the context) → tab.
+
+    The tab shows the view that the page chooses, without animations.
+    """
+
+    def open_tab(page, width=1440, address="", **options):
+        height = 844 if width < 500 else 900
+        options |= {"view": None, "reduced_motion": "reduce"}
+        return pages.open(page, width, height, address, **options)
+
+    return open_tab

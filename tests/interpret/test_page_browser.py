@@ -4,7 +4,6 @@ Skipped without Playwright (`pip install playwright`) and Chromium (`apt-get ins
 """
 
 import html
-import shutil
 import time
 
 import numpy as np
@@ -12,12 +11,12 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
-from jaxformer.interpret import explain, explanation, page_data, page_weights
+from jaxformer.interpret import explain, page_data, page_weights
 from jaxformer.interpret.atlas import HeadAtlas
 from jaxformer.interpret.encoded_text import token_names
 from jaxformer.models.parameters import init
+from tests.interpret.chromium import Pages, launched, wait, without_slow_data
 from tests.interpret.pages import (
-    NO_MATRIX,
     OPTIONS,
     TEXT,
     VIEWS,
@@ -29,10 +28,7 @@ from tests.interpret.pages import (
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -40,47 +36,19 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with launched() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
-def opened(browser, tmp_path, monkeypatch):
+def opened(browser, tmp_path):
     """Opens a page and checks at the end that it had no error and made no request."""
-    monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
-    monkeypatch.setattr(explanation, "repeated_atlas", lambda *_: None)
-    faults, contexts = [], []
-
-    def open_page(page, width=1280):
-        path = page.write(tmp_path / f"{len(contexts)}.html")
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        contexts.append(context)
-        tab = context.new_page()
-        tab.on("console", lambda message: faults.append(message.text))
-        tab.on("pageerror", lambda error: faults.append(str(error)))
-        own = f"file://{path}"
-        tab.on("request", lambda request: request.url == own or faults.append(request.url))
-        tab.goto(own)
-        wait(tab)
-        if tab.locator("#tab-attention").count():
-            tab.click("#tab-attention")
-        return tab
-
-    yield open_page
-    for context in contexts:
+    pages = Pages(browser, tmp_path)
+    with without_slow_data():
+        yield pages.open
+    for context in browser.contexts:
         context.close()
-    assert faults == []
-
-
-def wait(tab, ready="globalThis.jaxformerPage?.store.values && !jaxformerPage.store.busy"):
-    """Waits until an expression is true. The policy of the page forbids Playwright's own way."""
-    for _ in range(400):
-        if tab.evaluate(ready):
-            return
-        time.sleep(0.05)
-    pytest.fail(f"{ready} did not become true")
+    assert pages.faults == []
 
 
 def logits_of(tab, length):

@@ -10,12 +10,11 @@ from jaxformer.interpret import explain
 from jaxformer.interpret.page_drawing import drawing_data
 from jaxformer.models.parameters import init
 from jaxformer.training.presets import training_preset
-from tests.interpret.browser_tabs import CHROMIUM, open_tabs, wait
+from tests.interpret.chromium import opened_pages, opens_first_view, wait
 from tests.interpret.pages import OPTIONS, TEXT, model_of, tokenizer
 from tests.slow import mostly_slow
 
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -26,9 +25,9 @@ EXPERTS = {"num_experts": 2, "layer_types": ("attention", "short_convolution")}
 
 
 @pytest.fixture(scope="module")
-def open_tab():
-    with open_tabs() as opened:
-        yield opened
+def open_tab(tmp_path_factory):
+    with opened_pages(tmp_path_factory.mktemp("pages")) as pages:
+        yield opens_first_view(pages)
 
 
 @cache

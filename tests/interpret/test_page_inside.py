@@ -5,12 +5,11 @@ import pytest
 
 from jaxformer.decoding.autoregressive import inspect
 from jaxformer.interpret import explain
-from tests.interpret.browser_tabs import CHROMIUM, open_tabs, read_json
+from tests.interpret.chromium import opened_pages, opens_first_view, read_json
 from tests.interpret.pages import OPTIONS, TEXT, model_of, rounded_params, tokenizer
 from tests.slow import mostly_slow
 
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -19,9 +18,9 @@ POSITIONS = (0, 1, 6, 13)
 
 
 @pytest.fixture(scope="module")
-def open_tab():
-    with open_tabs() as opened:
-        yield opened
+def open_tab(tmp_path_factory):
+    with opened_pages(tmp_path_factory.mktemp("pages")) as pages:
+        yield opens_first_view(pages)
 
 
 @pytest.fixture(scope="module")

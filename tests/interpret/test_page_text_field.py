@@ -1,6 +1,5 @@
 """A text that the reader types into the page: its tokens, its limits, and why it is refused."""
 
-import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,17 +7,15 @@ import pytest
 from tokenizers import decoders, normalizers, pre_tokenizers
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
-from jaxformer.interpret import explain, explanation
+from jaxformer.interpret import explain
 from jaxformer.interpret.encoded_text import encode_text
 from jaxformer.interpret.page_patterns import js_pattern
 from jaxformer.interpret.page_tokenizer import tokenizer_data, tokenizer_reason
 from tests.errors import error_of
+from tests.interpret.chromium import Pages, launched, wait, without_slow_data
 from tests.interpret.page_tokenizers import KINDS, corpus
-from tests.interpret.pages import NO_MATRIX, TEXT, jax_logits, model_of, rounded_params, tokenizer
-from tests.interpret.test_page_browser import wait
+from tests.interpret.pages import TEXT, jax_logits, model_of, rounded_params, tokenizer
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -27,9 +24,7 @@ OTHER = "return f(x)\n\ndef"
 
 
 def written(*arguments, **options):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
-        patch.setattr(explanation, "repeated_atlas", lambda *_: None)
+    with without_slow_data():
         return explain(*arguments, **options)
 
 
@@ -43,33 +38,18 @@ def live():
 
 @pytest.fixture(scope="module")
 def browser():
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with launched() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Opens a page and checks at the end that it had no error."""
-    faults, contexts = [], []
-
-    def open_page(page, width=1280, **options):
-        path = page.write(tmp_path / f"{len(contexts)}.html")
-        contexts.append(browser.new_context(viewport={"width": width, "height": 900}, **options))
-        tab = contexts[-1].new_page()
-        tab.on("console", lambda message: faults.append(message.text))
-        tab.on("pageerror", lambda error: faults.append(str(error)))
-        tab.goto(f"file://{path}")
-        wait(tab)
-        return tab
-
-    yield open_page
-    for context in contexts:
+    """Opens a page and checks at the end that it had no error and made no request."""
+    pages = Pages(browser, tmp_path)
+    yield pages.open
+    for context in browser.contexts:
         context.close()
-    assert faults == []
+    assert pages.faults == []
 
 
 def tokens_of(tab):

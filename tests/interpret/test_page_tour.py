@@ -12,12 +12,11 @@ from jaxformer.decoding.autoregressive import inspect
 from jaxformer.interpret import explain
 from jaxformer.models.parameters import init
 from jaxformer.training.presets import training_preset
-from tests.interpret.browser_tabs import CHROMIUM, open_tabs
+from tests.interpret.chromium import opened_pages, opens_first_view
 from tests.interpret.pages import OPTIONS, TEXT, jax_logits, model_of, rounded_params, tokenizer
 from tests.slow import mostly_slow
 
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
@@ -25,9 +24,9 @@ KINDS = ["encoder", "encoder-decoder", "recurrent", "convolutional", "recurrent-
 
 
 @pytest.fixture(scope="module")
-def open_tab():
-    with open_tabs() as opened:
-        yield opened
+def open_tab(tmp_path_factory):
+    with opened_pages(tmp_path_factory.mktemp("pages")) as pages:
+        yield opens_first_view(pages)
 
 
 @cache

@@ -15,6 +15,8 @@ from jaxformer.models.config.lora import LoraConfig
 from jaxformer.training import sweep_results
 from jaxformer.training.config import Inputs, MeshSizes, OptimizerConfig, TextTraining
 from jaxformer.training.group import shared_settings
+from jaxformer.training.log import MOST_SKIPPED, has_diverged
+from jaxformer.training.presets import training_preset
 from jaxformer.training.run_folders import write_run
 from jaxformer.training.sweep import Planned, folder_name, grid, groups
 from jaxformer.training.sweep_results import averages, draw_sweep, table
@@ -127,6 +129,40 @@ def runs(run, monkeypatch):
         run({"seed": "0", "norm": "layer"}, [6.1, 5.5], 2.9),
         run({"seed": "1", "norm": "layer"}, [6.1, 900.0]),
     ]
+
+
+def test_skipped_updates_are_no_divergence_unless_the_run_ended_with_them(run):
+    planned = run({"seed": "0"}, [6.0, 5.0], 2.0)
+    skipped = {"step": 3, "not_finite": ["loss"]}
+    skips = replace(planned.config, non_finite="skip")
+    for number, ends in ((1, False), (MOST_SKIPPED - 1, False), (MOST_SKIPPED, True)):
+        metrics = [{"step": 1, "loss": 6.0}, *[skipped] * number, {"step": 9, "scored": 5}]
+        assert has_diverged(skips, metrics) == ends
+        assert has_diverged(planned.config, metrics)
+    assert not has_diverged(planned.config, [{"step": 9, "scored": 5, "not_finite": ["x"]}])
+
+
+PAIRS = training_preset("tiny", "encoder-decoder")
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "shares"),
+    [
+        (TextTraining(MODEL), {"seed": 3, "batch_size": 4}, True),
+        (TextTraining(MODEL), {"model": replace(MODEL, norm="rms")}, True),
+        (TextTraining(MODEL), {"model": replace(MODEL, vocab_size=400)}, False),
+        (TextTraining(MODEL), {"validation_fraction": 0.2}, False),
+        (PAIRS, {"optimizer": OptimizerConfig(learning_rate=0.1)}, True),
+        (PAIRS, {"seed": 3}, True),
+        (PAIRS, {"lowercase": True}, False),
+        (PAIRS, {"model": replace(PAIRS.model, max_length=16)}, False),
+    ],
+)
+def test_runs_share_their_data_only_if_no_setting_of_the_data_differs(config, options, shares):
+    first, second = (
+        Planned({}, RunFolder("x"), Inputs(), x) for x in (config, replace(config, **options))
+    )
+    assert (first.data_key() == second.data_key()) == shares
 
 
 def test_sweep_results_are_means_and_standard_errors_over_the_seeds(runs):

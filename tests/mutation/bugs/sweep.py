@@ -43,7 +43,7 @@ BUGS = (
         Replace("processes.Ended", "ZeroDivisionError"),
         DIVERGED,
     ),
-    Bug("a diverged run is repeated", "training.sweep:ended_early", gives(None), DIVERGED),
+    Bug("a diverged run is repeated", "training.log:has_diverged", gives(False), DIVERGED),
     Bug(
         "a continued group starts anew",
         "training.group:RunGroup.resume",
@@ -75,6 +75,18 @@ BUGS = (
         f"{SWEEP}::test_sweep_trains_settings_listed_in_a_file_and_models_of_different_sizes",
     ),
     Bug(
+        "runs on pairs share data of another case or length",
+        "training.sweep:Planned.data_key",
+        Replace("not isinstance(config, TextTraining)", "False"),
+        f"{RESULTS}::test_runs_share_their_data_only_if_no_setting_of_the_data_differs",
+    ),
+    Bug(
+        "a skipped update counts as the end of a run",
+        "training.log:has_diverged",
+        Replace("config.non_finite == 'stop'", "True"),
+        f"{RESULTS}::test_skipped_updates_are_no_divergence_unless_the_run_ended_with_them",
+    ),
+    Bug(
         "the standard error is that of a single run",
         "training.sweep_results:Average.error",
         Replace("stdev(self.losses) / number**0.5", "stdev(self.losses)"),
@@ -89,7 +101,7 @@ BUGS = (
     Bug(
         "a diverged run is part of the mean curve",
         "training.sweep_results:_average",
-        Replace("ended_early(run.folder) is None", "True"),
+        Replace("not run.has_diverged", "True"),
         f"{RESULTS}::test_sweep_picture_shows_means_that_exclude_diverged_runs",
     ),
     Bug(

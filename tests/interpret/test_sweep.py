@@ -267,6 +267,7 @@ def test_patch_sweep_raises_error_that_names_the_invalid_argument(message):
         patch_sweep(model, tiny.weights(model, 0), **given)
 
 
+@pytest.mark.slow
 @few
 @given(seed=tiny.seeds)
 def test_patching_metric_may_be_a_function_of_all_logits(seed):

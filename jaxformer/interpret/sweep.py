@@ -39,6 +39,7 @@ from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer, LayerInputs, run_layer
 from jaxformer.functional.layers.sublayer import with_contexts
+from jaxformer.functional.sequence_size import SequenceSize
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.layers import (
@@ -65,15 +66,13 @@ from jaxformer.interpret.summary import summary
 from jaxformer.models.autoregressive import unsupported_reason
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
+from jaxformer.models.flops import stack_flops
 from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel, Variables
 
 OnProgress = Callable[[int, int], Any]
 # One compiled call runs at most this many chunks. `on_progress` is called after each compiled call.
 _CHUNKS_PER_CALL = 8
-# A sweep resumes runs from at most this number of start positions, because each start position
-# needs a separate compiled program.
-_MOST_STARTS = 8
 _RESUMED_POINTS = ("block.input", "attention.heads", "attention.output", "block.middle")
 _RESUMED_POINTS += ("feedforward.hidden", "feedforward.output", "block.output")
 
@@ -139,11 +138,11 @@ def patch_sweep(
     """Measures the effect of each patch site of a hook point on a metric (activation patching).
 
     Each forward pass uses the corrupted text, and replaces the activation at one patch site by the
-    clean activation. For a causal Transformer without padding, the pass recomputes only the layers
-    and positions after the patch site. This requires a metric of the logits at one position,
+    clean activation. For a large causal Transformer without padding, the pass recomputes only the
+    layers and positions after the patch site. This requires a metric of the logits at one position,
     the names "layer" and "position" in `axes`, and a hook point that is "block.input" or one from
     "attention.heads" to "block.output". All other sweeps run the whole model for each patch site,
-    with equal results up to rounding.
+    with equal results up to rounding. `choose_starts` compares the costs.
 
     Args:
         model: any model.
@@ -169,12 +168,14 @@ def patch_sweep(
     measured = checked_metric(metric, changed, model.config.vocab_size)
     weights = variables["params"]
     grid = checked_grid(model, point, axes, weights, changed)
-    resumes = can_resume(model, changed, grid) and not isinstance(measured, FunctionMetric)
-    names = dict.fromkeys((*_RESUMED_VALUES, point)) if resumes else ()
+    starts = 0
+    if can_resume(model, changed, grid) and not isinstance(measured, FunctionMetric):
+        starts = choose_starts(model, grid, measured.position + 1, len(changed.tokens))
+    names = dict.fromkeys((*_RESUMED_VALUES, point)) if starts else ()
     clean_metric, captured = measure(model, weights, read, measured, Hooks((point,)))
     base, values = measure(model, weights, changed, measured, Hooks(tuple(names)))
     state = SweepState(weights, changed, measured, captured[point], base, values)
-    run = resumed_metrics if resumes else whole_metrics
+    run = partial(resumed_metrics, starts) if starts else whole_metrics
     metrics = run(model, grid, state, chunk, on_progress or (lambda done, total: None))
     return Sweep(metrics - np.float32(base), float(clean_metric), float(base), grid.axes)
 
@@ -229,14 +230,65 @@ def can_resume(model: LanguageModel, inputs: Inputs, grid: Grid) -> bool:
     )
 
 
+def choose_starts(model: LanguageModel, grid: Grid, length: int, batch_size: int) -> int:
+    """Returns the number of start positions with the lowest cost, or 0 for whole forward passes.
+
+    Each start position needs a compiled program. With more start positions, the runs recompute
+    fewer tokens before the patch site. The cost is the FLOPs of all runs, plus the cost of the
+    compilations.
+
+    Args:
+        model: the model.
+        grid: all patch sites.
+        length: number of tokens up to the position of the metric.
+        batch_size: number of texts.
+    """
+    num_layers, whole_length = grid.shape[0], grid.shape[-2]
+    of_text = stack_flops(model.architecture.stack, SequenceSize(whole_length, 0))
+    of_token = batch_size * of_text / (num_layers * whole_length)  # in one layer
+    heads = grid.shape[-3] if "head" in grid.axes else 1
+    compilation = compilation_flops(jax.default_backend())
+    costs = {0: compilation + heads * (num_layers * whole_length) ** 2 * of_token}
+    layers = num_layers * (num_layers - 1) / 2  # The runs of one position recompute these layers.
+    for starts in (1, 2, 4, 8):
+        step = -(-length // starts)
+        tokens = sum(length - position // step * step for position in range(length))
+        # A program that resumes contains two forms of each layer, and compiles twice as long.
+        costs[starts] = 2 * starts * compilation + heads * layers * tokens * of_token
+    return min(costs, key=lambda starts: costs[starts])
+
+
+def compilation_flops(platform: str) -> float:
+    """Returns the FLOPs that a device computes while a program is compiled.
+
+    Two cores compute about 10¹¹ FLOP/s, and need about 1 s to compile a sweep of whole passes.
+    Accelerators compute about 10¹⁴ FLOP/s, and the compilation takes as long.
+    """
+    return 1e11 if platform == "cpu" else 1e14
+
+
 def resumed_metrics(
-    model: LanguageModel, grid: Grid, state: SweepState, chunk: int, report: OnProgress
+    starts: int,
+    model: LanguageModel,
+    grid: Grid,
+    state: SweepState,
+    chunk: int,
+    report: OnProgress,
 ) -> Float[np.ndarray, "..."]:
-    """Computes the metric for every patch site; recomputes only the values after the patch site."""
+    """Computes the metric for every patch site; recomputes only the values after the patch site.
+
+    Args:
+        starts: number of start positions; see `choose_starts`.
+        model: the model.
+        grid: all patch sites.
+        state: the arguments that are equal for all patch sites.
+        chunk: the maximum number of forward passes at the same time.
+        report: called with (number of measured patch sites, total number of patch sites).
+    """
     length, num_layers = state.metric.position + 1, grid.shape[0]
     metrics = np.full(grid.sizes, state.base, np.float32)
     by_layer = np.moveaxis(metrics, -1, 1)  # [layers, positions, *heads]
-    step = -(-length // _MOST_STARTS)
+    step = -(-length // starts)
     heads = range(grid.shape[-3]) if "head" in grid.axes else (-1,)
     calls = [(layer, start) for start in range(0, length, step) for layer in range(num_layers)]
     for done, (layer, start) in enumerate(calls, 1):

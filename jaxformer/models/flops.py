@@ -72,7 +72,7 @@ def flops_per_token(model: LanguageModel, length: int, source_length: int | None
 
 @lru_cache(maxsize=64)
 def _model_flops(model: Model, size: SequenceSize) -> int:
-    total, shapes = _stack_flops(model.stack, size), weight_shapes(model)
+    total, shapes = stack_flops(model.stack, size), weight_shapes(model)
     if model.encoder is not None:
         total += _model_flops(model.encoder, SequenceSize(size.source_length, 0, size.only_visible))
     if model.head is not None and model.head.is_tied:
@@ -89,7 +89,8 @@ def _layer_shapes(layer: Layer, dim: int) -> Weights:
     return jax.eval_shape(partial(init_layer, layer, Initial(1), dim), jax.random.key(0))
 
 
-def _stack_flops(stack: Stack, size: SequenceSize) -> int:
+def stack_flops(stack: Stack, size: SequenceSize) -> int:
+    """Returns the FLOPs of all layers for one sequence."""
     total = 0
     for layer, dim in zip(stack.layers, stack.dims, strict=False):
         weights = _layer_shapes(layer, dim)

@@ -14,7 +14,7 @@ from jaxformer.functional.inputs import Inputs
 from jaxformer.interpret import sweep
 from jaxformer.interpret.edges import check_is_sum
 from jaxformer.interpret.page_weights import live_reason
-from jaxformer.interpret.patching import AXES, LogitDifference, LogProbability
+from jaxformer.interpret.patching import AXES, Grid, LogitDifference, LogProbability
 from jaxformer.interpret.sweep import patch_sweep
 from tests.properties import tiny
 from tests.properties.models import MODELS
@@ -26,6 +26,7 @@ METRIC = LogitDifference((1, 2), 3, -2)
 few = settings(max_examples=max(3, settings().max_examples // 5))
 
 # Sweeps for which `can_resume` is true start at the patch site, the others run the whole model.
+# Tiny models resume only if compilation is free.
 CASES = {
     "llama attention.heads": ("llama", "attention.heads", AXES),
     "llama block.input": ("llama", "block.input", ("layer", "position")),
@@ -41,6 +42,11 @@ CASES = {
     "lstm recurrent.cell": ("lstm", "recurrent.cell", ("layer", "position")),
     "cnn block.output": ("cnn", "block.output", ("layer", "position")),
 }
+
+
+@pytest.fixture
+def free_compilation(monkeypatch):
+    monkeypatch.setattr(sweep, "compilation_flops", lambda platform: 0.0)
 
 
 @cache
@@ -99,6 +105,7 @@ def looped(model, variables, clean, corrupted, point, axes):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("free_compilation")
 @pytest.mark.parametrize("case", mostly_rare(CASES, list(CASES)[-1]))
 @few
 @given(seed=tiny.seeds)
@@ -123,6 +130,7 @@ def test_patching_all_embeddings_restores_the_clean_metric(seed):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("free_compilation")
 @pytest.mark.parametrize("point", ["attention.heads", "attention.key"])
 @few
 @given(seed=tiny.seeds)
@@ -134,6 +142,7 @@ def test_activation_patching_between_equal_texts_has_no_effect(point, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("free_compilation")
 @pytest.mark.parametrize("point", ["block.output", "attention.value"])
 def test_patching_results_do_not_depend_on_the_chunk_size(point):
     model, variables, clean, corrupted = setup("decoder", 0)
@@ -146,6 +155,7 @@ def test_patching_results_do_not_depend_on_the_chunk_size(point):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("free_compilation")
 def test_patch_sweep_over_heads_reuses_outputs_of_layers_before_the_patch(monkeypatch):
     """Sweeps of points before the attention run the whole model."""
     model, variables, clean, corrupted = setup("decoder", 0)
@@ -153,7 +163,7 @@ def test_patch_sweep_over_heads_reuses_outputs_of_layers_before_the_patch(monkey
     original = sweep.resumed_metrics
 
     def recorded(*arguments):
-        grids.append(arguments[1].point)
+        grids.append(arguments[2].point)
         return original(*arguments)
 
     monkeypatch.setattr(sweep, "resumed_metrics", recorded)
@@ -171,6 +181,24 @@ class Bent(jf.Decoder):
 
 
 @pytest.mark.slow
+def test_sweep_resumes_only_for_large_models():
+    """Each start position needs a program, which must save more time than its compilation takes."""
+    model, variables, clean, corrupted = setup("decoder", 0)
+    sizes = sweep.run_resumed._cache_size()
+    patch_sweep(model, variables, clean, corrupted, METRIC)
+    assert sweep.run_resumed._cache_size() == sizes
+    small = jf.Decoder(jf.DecoderConfig(vocab_size=512, num_layers=4, embed_dim=128, num_heads=4))
+    large = jf.Decoder(jf.preset("gpt2-124m"))
+    chosen = {}
+    for name, some, length in (("small", small, 64), ("large", large, 64), ("long", large, 512)):
+        config = some.config
+        shape = (config.num_layers, 1, config.num_heads, length, config.head_dim or 64)
+        grid = Grid("attention.heads", AXES, shape, True, True)
+        chosen[name] = sweep.choose_starts(some, grid, length, 1)
+    assert chosen == {"small": 0, "large": 8, "long": 8}
+
+
+@pytest.mark.slow
 def test_patch_sweep_uses_the_forward_pass_of_a_user_defined_model():
     plain, variables, clean, corrupted = setup("decoder", 0)
     model, point = Bent(plain.config), "attention.heads"
@@ -182,6 +210,7 @@ def test_patch_sweep_uses_the_forward_pass_of_a_user_defined_model():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("free_compilation")
 def test_patch_sweep_reports_progress_and_compiles_few_programs():
     """Another metric, other texts and other weights compile nothing."""
     model, variables, clean, corrupted = setup("llama", 0)

@@ -35,8 +35,8 @@ from jaxformer.decoding.grammars import BatchMatcher, Grammar
 from jaxformer.decoding.loop_cache import live_slots, slots, with_slots
 from jaxformer.decoding.sampling import Sampler, default_sampler
 from jaxformer.decoding.steps import (
+    MASKED_VALUES,
     STEPS,
-    WEIGHTS,
     DecodedChunk,
     TokenSelection,
     choose_first,
@@ -70,9 +70,10 @@ class Generation(NamedTuple):
             temperature and truncation, 0 after the end of a sequence.
         captured: {name: [layers, batch, max_new_tokens, …]}. Entry t was computed by the step that
             predicted token t; entries after the end of a sequence are 0. Values from hook points
-            outside the layers have no layer axis. The last axis of "attention.weights" holds the
-            positions of the sequence, starting with the prompt. Values from hook points of an
-            encoder, which runs once, have the shape [layers, sources, …].
+            outside the layers have no layer axis. The last axis of "attention.scores" and
+            "attention.weights" holds the positions of the sequence, starting with the prompt.
+            Values from hook points of an encoder, which runs once, have the shape
+            [layers, sources, …].
     """
 
     tokens: np.ndarray
@@ -251,8 +252,8 @@ def _generate_batch(call: _Call, batch: Batch) -> Generation:
     rules = build_rules(call.constraints, texts, width, most, call.choice.stops, source)
     first_slots = slots(width + (STEPS if most > 1 else 0))
     num_keys = slots(width + -(-(most - 1) // STEPS) * STEPS)
-    # Captured attention weights of all layers need the same number of keys.
-    ring = False if WEIGHTS in (*hooks.capture, *hooks.patch) else None
+    # Captured attention scores or weights of all layers need the same number of keys.
+    ring = False if MASKED_VALUES.keys() & {*hooks.capture, *hooks.patch} else None
     cache_size, sources = CacheSize(size, first_slots, ring, num_keys), model.read_source(source)
     cache, read = compiled_cache(model, weights, sources, cache_size, hooks.at_step(0))
     passed = prefill(model, weights, Inputs(*padded(texts, width, left=True)), cache, hooks)
@@ -300,8 +301,8 @@ def _collect(
         batch: the batch.
         blocks: the outputs of all decoding steps. Each entry contains a block of several steps.
         read: the values captured while the sources were encoded.
-        num_keys: number of keys in the result's attention weights. Attention weights of earlier
-            blocks have fewer keys, because the cache was smaller, and are padded to this number.
+        num_keys: number of keys in the result's attention scores and weights. In earlier blocks,
+            they have fewer keys, because the cache was smaller, and are padded to this number.
     """
     number, most, layer_hook_points = (
         batch.batch_size,
@@ -323,31 +324,34 @@ def _collect(
     captured = {name: without_filling(name, x) for name, x in read.items()}
     for name in blocks[0].captured:
         steps = [block.captured[name] for block in blocks]
-        if name == WEIGHTS:
-            widths = [(*[(0, 0)] * (x.ndim - 1), (0, num_keys - x.shape[-1])) for x in steps]
-            steps = list(map(np.pad, steps, widths))
+        if name in MASKED_VALUES:
+            lengths = [len(x) for x in batch.prompts]
+            steps = [
+                _by_position(x, lengths, batch.width, num_keys, MASKED_VALUES[name]) for x in steps
+            ]
         batch_axis = 1 if name in layer_hook_points else 0
         x = without_filling(name, np.moveaxis(joined(steps), 0, batch_axis + 1))
         mask = is_there.reshape(*is_there.shape, *[1] * (x.ndim - batch_axis - 2))
         captured[name] = np.where(mask, x, 0)
-    if WEIGHTS in captured:
-        lengths = [len(x) for x in batch.prompts[:number]]
-        captured[WEIGHTS] = _by_position(captured[WEIGHTS], lengths, batch.width)
     return Generation(np.where(is_there, tokens, 0), is_there.sum(axis=1), log_probs, captured)
 
 
-def _by_position(weights: np.ndarray, lengths: Sequence[int], width: int) -> np.ndarray:
-    """Converts the key axis of attention weights from cache slots to positions in the sequence.
+def _by_position(
+    steps: Array | np.ndarray, lengths: Sequence[int], width: int, num_keys: int, masked: float
+) -> np.ndarray:
+    """Converts the key axis of attention from cache slots to positions in the sequence.
 
     Args:
-        weights: [layers, batch, …, slots].
+        steps: attention scores or weights of a block of steps, [steps, layers, batch, …, slots].
         lengths: number of prompt tokens of each sequence. Every prompt ends at slot `width - 1`.
         width: number of tokens to which the prompts are padded on the left.
+        num_keys: number of positions in the result.
+        masked: the value at positions without a slot.
     """
-    found = np.zeros_like(weights)
+    found = np.full((*steps.shape[:-1], num_keys), masked, steps.dtype)
     for index, length in enumerate(lengths):
-        of_sequence = weights[:, index, ..., width - length :]
-        found[:, index, ..., : of_sequence.shape[-1]] = of_sequence
+        of_sequence = steps[:, :, index, ..., width - length :]
+        found[:, :, index, ..., : of_sequence.shape[-1]] = of_sequence
     return found
 
 

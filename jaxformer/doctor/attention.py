@@ -59,7 +59,7 @@ class Recorder:
 
     Attributes:
         kernels: The kernels.
-        calls: (hook point of the attention weights, `KernelChoice`) of each recorded call.
+        calls: (name of the sub-layer, `KernelChoice`) of each recorded call.
     """
 
     kernels: tuple[FusedKernel, ...]
@@ -70,7 +70,7 @@ class Recorder:
         """Records a call; see `FusedKernel`."""
         kernel, reason = first_supporting(self.kernels, query, key, value, context)
         choice = None if kernel is None else kernel.name, reason
-        self.calls.append((context.hook_point, choice))
+        self.calls.append((context.name, choice))
 
     def attention(self, query: Array, key: Array, value: Array, context: Context) -> Array:
         """Returns zeros with the shape and dtype of the output."""
@@ -159,18 +159,22 @@ def _by_part(
     Yields:
         (part of the model, numbers of the layers counted from 1, `KernelChoice`).
     """
-    stacks = {"layers": (model.stack, "attention.weights")}
-    stacks["cross-attention"] = model.stack, "cross_attention.weights"
+    stacks = {"layers": (model.stack, "attention")}
+    stacks["cross-attention"] = model.stack, "cross_attention"
     if model.encoder is not None:
-        stacks["encoder layers"] = model.encoder.stack, "attention.weights"
+        stacks["encoder layers"] = model.encoder.stack, "attention"
     having = {
-        part: [n for n, layer in enumerate(stack.layers) if point in layer_hook_points(layer)]
-        for part, (stack, point) in stacks.items()
+        part: [
+            n
+            for n, layer in enumerate(stack.layers)
+            if f"{name}.weights" in layer_hook_points(layer)
+        ]
+        for part, (stack, name) in stacks.items()
     }
     num_encoder = len(having.get("encoder layers", ()))
     parts: dict[str, list[KernelChoice]] = {}
-    for point, choice in calls:
-        is_cross = point != "attention.weights"
+    for name, choice in calls:
+        is_cross = name != "attention"
         in_encoder = len(parts.get("encoder layers", ())) < num_encoder and not is_cross
         part = "cross-attention" if is_cross else "encoder layers" if in_encoder else "layers"
         parts.setdefault(part, []).append(choice)

@@ -10,7 +10,7 @@ from jaxtyping import Array, DTypeLike, Float, Int, PRNGKeyArray, Shaped
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.hooks import HookPoints
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.layers.norms import Norm
+from jaxformer.functional.layers.norms import Norm, apply_norm
 from jaxformer.functional.linear.affine import init_linear, linear
 from jaxformer.functional.placement import Placement
 from jaxformer.functional.position_vectors import LearnedPositions, PositionVectors
@@ -219,5 +219,5 @@ class Embedding:
             x = self.positions.add(tables, x, positions, placement)
         x = add_token_types(tables, x, inputs.token_type_ids, placement)
         x = without_padding(x, inputs.segment_ids)
-        x = x if self.norm is None else self.norm(weights["embedding_norm"], x)
+        x = apply_norm(self.norm, weights, "embedding_norm", x, hook)
         return hook("embedding", dropout(dropout_key, x, self.dropout))

@@ -24,6 +24,7 @@ from jaxformer.functional.cache.key_values import Cache, CacheSize, empty_cache
 from jaxformer.functional.embedding import Embedding
 from jaxformer.functional.inputs import Forward, Inputs, Run
 from jaxformer.functional.layers.layer import input_dims, list_sublayers
+from jaxformer.functional.layers.norms import divisor_point
 from jaxformer.functional.layers.sublayer import Start
 from jaxformer.functional.outputs import Head, Pooler, Transform, head, pack_kernels
 from jaxformer.functional.stack import Stack, run_stack
@@ -79,7 +80,14 @@ class Model:
     def hook_points(self) -> tuple[str, ...]:
         """The names of all hook points, in order of computation."""
         encoder = () if self.encoder is None else self.encoder.hook_points
-        own = ("embedding", *self.stack.hook_points, "final_norm")
+        before, after = (
+            () if norm is None else (divisor_point(name),)
+            for name, norm in (
+                ("embedding_norm", self.embedding.norm),
+                ("final_norm", self.stack.final_norm),
+            )
+        )
+        own = (*before, "embedding", *self.stack.hook_points, *after, "final_norm")
         return (*(PREFIX + name for name in encoder), *own)
 
     @cached_property
@@ -139,7 +147,7 @@ class Model:
         hook = tokens.hook(run.hooks)
         x = self.embedding(weights, inputs, tokens.new.positions, embed_key, hook)
         passed = run_stack(self.stack, weights, x, tokens, states, layer_keys)
-        x = hook("final_norm", self.stack.finish(weights, passed.hidden))
+        x = hook("final_norm", self.stack.finish(weights, passed.hidden, hook))
         x = self.transformed(weights, x)
         source_inputs = {} if encoded is None else encoded.captured
         captured = {**source_inputs, **hook.captured, **passed.captured}

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.scores import RelativePositions
-from jaxformer.functional.hooks import Hooks, Intervention
+from jaxformer.functional.hooks import NO_HOOK, HookPoints, Hooks, Intervention
 from jaxformer.functional.inputs import Forward
 from jaxformer.functional.layers.layer import (
     Layer,
@@ -31,7 +31,7 @@ from jaxformer.functional.layers.layer import (
     output_dim,
     run_layer,
 )
-from jaxformer.functional.layers.norms import Norm
+from jaxformer.functional.layers.norms import Norm, apply_norm
 from jaxformer.functional.layers.sublayer import Initial, SubLayer, with_contexts
 from jaxformer.functional.tokens import Tokens, is_few
 from jaxformer.functional.trees import (
@@ -182,9 +182,11 @@ class Stack:
             if not self.repetition.first <= number < self.repetition.stop
         }
 
-    def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:
+    def finish(
+        self, weights: Weights, x: Float[Array, "*batch dim"], hook: HookPoints = NO_HOOK
+    ) -> Float[Array, "*batch dim"]:
         """Applies the final norm and the output scale to the last layer's output."""
-        x = x if self.final_norm is None else self.final_norm(weights["final_norm"], x)
+        x = apply_norm(self.final_norm, weights, "final_norm", x, hook)
         return x if self.output_scale is None else x * jnp.asarray(self.output_scale, x.dtype)
 
     def pack_weights(self, weights: Any) -> list[Weights]:

@@ -21,9 +21,13 @@ from jaxformer.functional.symbolic import Size, at_most
 FEW_QUERIES = 64
 
 
-def choose_implementation(run: Run, point: str = "attention.weights") -> str:
-    """Returns the attention implementation; "explicit" if `point` is captured or patched."""
-    if point in run.hooks.capture or point in run.hooks.patch:
+def choose_implementation(run: Run, name: str = "attention") -> str:
+    """Returns the attention implementation of a sub-layer.
+
+    It is "explicit" if the scores or weights of the sub-layer are captured or patched.
+    """
+    points = {f"{name}.scores", f"{name}.weights"}
+    if points & {*run.hooks.capture, *run.hooks.patch}:
         return "explicit"
     name = run.execution.attention
     return "blockwise" if name == "auto" and not run.placement.fused_kernels else name
@@ -34,9 +38,9 @@ def is_few(num_queries: Size) -> bool:
     return at_most(num_queries, FEW_QUERIES)
 
 
-def is_step(run: Run, num_queries: Size, point: str = "attention.weights") -> bool:
+def is_step(run: Run, num_queries: Size, name: str = "attention") -> bool:
     """Returns whether attention to cached keys computes the scores of all queries at once."""
-    chosen = choose_implementation(run, point) == "explicit" or run.execution.attention == "auto"
+    chosen = choose_implementation(run, name) == "explicit" or run.execution.attention == "auto"
     return chosen and is_few(num_queries)
 
 
@@ -147,16 +151,16 @@ class Tokens:
         """
         if self.source is None:
             raise ValueError("source is None, but cross-attention needs a source")
-        point, run, num_queries = "cross_attention.weights", self.run, self.new.length
+        name, run, num_queries = "cross_attention", self.run, self.new.length
         # Attention with implementation "step" does not mask NaN at padding. In a cache, the keys
         # and values of padding are zero, not NaN.
-        is_one_step = self.encoded is None and is_step(run, num_queries, point)
+        is_one_step = self.encoded is None and is_step(run, num_queries, name)
         return Context(
             Padding(),
             TokenInfo(num_queries),
             self.source,
             scores,
-            "step" if is_one_step else choose_implementation(run, point),
-            hook_point=point,
+            "step" if is_one_step else choose_implementation(run, name),
+            name=name,
             placement=run.placement,
         )

@@ -224,7 +224,9 @@ def _fixed_norm(
 ) -> Float[Array, "batch dim"]:
     """Applies the config's norm to x; derivatives treat the scale of the norm as a constant."""
     norm = build_norm(config)
-    return x if norm is None else norm.affine(weights, x, jax.lax.stop_gradient(x))
+    if norm is None:
+        return x
+    return norm.divide(weights, x, jax.lax.stop_gradient(norm.divisor(weights, x)))
 
 
 class InputGradient(NamedTuple):

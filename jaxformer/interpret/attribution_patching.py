@@ -78,7 +78,9 @@ def attribution_sweep(
     base, values = measure(model, weights, changed, measured, Hooks((point,)))
     layers = _layers_with(model, point) if grid.has_layers else np.zeros(0, np.int32)
     slopes = metric_gradient(model, weights, changed, measured, point, values[point], layers)
-    products = np.asarray(slopes * (captured[point] - values[point]))
+    # At masked keys, both scores are −∞.
+    differences = jnp.where(captured[point] == values[point], 0.0, captured[point] - values[point])
+    products = np.asarray(slopes * differences)
     kept = {"layer": 0, "head": products.ndim - 3, "position": products.ndim - 2}
     others = set(range(products.ndim)) - {kept[name] for name in grid.axes}
     effects = products.sum(axis=tuple(sorted(others)), dtype=np.float32)

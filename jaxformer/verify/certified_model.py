@@ -230,8 +230,11 @@ class CertifiedModel:
                 padding.
         """
         model, read = self.model, self.source_arguments(len(tokens)) if read is None else read
+        over_keys = (".scores", ".weights")
         points = [
-            x for x in model.hook_points if not x.startswith("encoder.") and ".weights" not in x
+            x
+            for x in model.hook_points
+            if not x.startswith("encoder.") and not x.endswith(over_keys)
         ]
         hooks = {"capture": tuple(points), "method": "inspect"}
         logits, captured = model.apply(self.variables, tokens, segment_ids, **read, **hooks)

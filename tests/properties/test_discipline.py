@@ -114,8 +114,7 @@ def test_capturing_does_not_change_logits(seed, segment_ids):
     assert set(values) == set(model.hook_points)
     tiny.close(logits, tiny.apply(model)(variables, tokens, segment_ids))
 
-    inner = {name for name in model.hook_points if name not in ("embedding", "final_norm")}
-    assert {len(values[name]) for name in inner} == {config.num_layers}
+    assert {len(values[name]) for name in model.layer_hook_points} == {config.num_layers}
     np.testing.assert_array_equal(values["block.input"][0], values["embedding"])
     np.testing.assert_array_equal(values["block.input"][1:], values["block.output"][:-1])
     tiny.close(values["block.middle"] - values["attention.output"], values["block.input"])

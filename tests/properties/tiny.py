@@ -141,13 +141,16 @@ def segment_batches(batch=2, **options):
 
 
 def close(actual, expected, tolerance=1e-5, where=None):
-    """Asserts |actual − expected| ≤ tolerance · max(1, max|expected|), where `where` is True."""
+    """Asserts |actual − expected| ≤ tolerance · max(1, max|expected|), where `where` is True.
+
+    The maximum runs over the finite values; infinities must be equal.
+    """
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     assert actual.shape == expected.shape
     if where is not None:
         actual, expected = actual[where], expected[where]
     if expected.size:
-        largest = max(1.0, abs(expected).max())
+        largest = abs(expected).max(initial=1.0, where=np.isfinite(expected))
         np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * largest)
 
 

@@ -48,7 +48,7 @@ def attend(
         key: the keys k; heads must be a multiple of kv_heads.
         value: the values v.
         context: the mask, the positions and the scores.
-        hook: receives the attention weights; only explicit attention calls it.
+        hook: receives the scores and the attention weights; only explicit attention calls it.
 
     Reference:
         Vaswani et al. 2017, §3.2.1; notes, lecture 11 §5.
@@ -78,9 +78,12 @@ def attend(
     scores = context.scores(products, context.queries, context.keys)
     sink = context.scores.sink_of_groups(key.shape[-3])
     sink = None if sink is None else sink[..., None]
+    scores = ungroup_heads(jnp.where(visible, scores, -jnp.inf), query.shape[:-2])
+    scores = group_heads(hook(f"{context.name}.scores", scores), key)
+    # The mask is applied again, so that an edit of the scores cannot make a masked key visible.
     weights = softmax(jnp.where(visible, scores, -jnp.inf), sink)
 
-    weights = hook(context.hook_point, ungroup_heads(weights, query.shape[:-2]))
+    weights = hook(f"{context.name}.weights", ungroup_heads(weights, query.shape[:-2]))
     weights = group_heads(weights, key).reshape(*key.shape[:-2], -1, key.shape[-2])
     output = contract("...qs,...sd->...qd", weights.astype(value.dtype), value)
     return ungroup_heads(output.reshape(*grouped.shape[:-1], -1), query.shape[:-2])

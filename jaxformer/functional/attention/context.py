@@ -31,7 +31,7 @@ class Context:
             attention for few queries and a cache with zeros in empty slots (`Cache.live_prefix`).
         written: the slots of the new tokens in a cache; see `cache.slots.write_token_info`.
         positions: the positions of the queries for the rotary encoding; defaults to 0, 1, 2, …
-        hook_point: the name of the hook point of the attention weights.
+        name: the name of the sub-layer; the names of its hook points begin with it.
         in_order: whether positions count the tokens of each document in order.
         reads: which keys and values `store` returns if there is a cache. "slots" selects all
             cache slots after writing the new tokens. "new tokens" selects only the new tokens.
@@ -47,7 +47,7 @@ class Context:
     implementation: str = "auto"
     written: Int[Array, "*tokens"] | None = None
     positions: Int[Array, "*batch queries"] | None = None
-    hook_point: str = "attention.weights"
+    name: str = "attention"
     in_order: bool = False
     reads: Literal["slots", "new tokens", "slots before, and new tokens"] = "slots"
     placement: Placement = OneDevice()  # noqa: RUF009 (frozen)

@@ -55,8 +55,8 @@ def dot_product_attention(
             in tiles, with memory linear in the length. "fused" runs cuDNN or tokamax on a GPU and
             splash on a TPU. "auto" selects a fused kernel that supports the arguments, otherwise
             "blockwise".
-        hook: receives the attention weights (see `functional.hooks`); only explicit attention calls
-            it.
+        hook: receives the scores and the attention weights (see `functional.hooks`); only explicit
+            attention calls it.
 
     Returns:
         [*batch, heads, queries, value_dim], or [queries, value_dim] for one head.
@@ -153,9 +153,9 @@ def _masked_by_head(
     context = replace(context, queries=places[0], keys=places[1], scores=scores)
 
     def hook_heads(
-        name: str, weights: Float[Array, "*batch_and_heads 1 queries keys"]
+        name: str, value: Float[Array, "*batch_and_heads 1 queries keys"]
     ) -> Float[Array, "*batch_and_heads 1 queries keys"]:
-        return hook(name, weights[..., 0, :, :])[..., None, :, :]
+        return hook(name, value[..., 0, :, :])[..., None, :, :]
 
     query, key, value = (x[..., None, :, :] for x in (query, key, value))
     return _with_mask(query, key, value, mask, context, hook_heads)[..., 0, :, :]

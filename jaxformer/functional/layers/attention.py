@@ -89,7 +89,7 @@ class Attention(SubLayer):
 
     name: ClassVar[str] = "attention"
     hook_points: ClassVar[tuple[str, ...]] = tuple(
-        f"attention.{x}" for x in ("input", *PARTS, "weights", "heads", "output")
+        f"attention.{x}" for x in ("input", *PARTS, "scores", "weights", "heads", "output")
     )
 
     num_heads: int

@@ -60,7 +60,7 @@ class ReadsSource(SubLayer):
 
     name: ClassVar[str] = "cross_attention"
     hook_points: ClassVar[tuple[str, ...]] = tuple(
-        f"cross_attention.{x}" for x in ("input", "query", "weights", "heads", "output")
+        f"cross_attention.{x}" for x in ("input", "query", "scores", "weights", "heads", "output")
     )
 
     @property

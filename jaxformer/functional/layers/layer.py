@@ -12,7 +12,7 @@ Reference:
     Notes, lecture 11 §3; OLMo 2 2024; Gemma 2 2024.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial, reduce
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -22,8 +22,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from jaxformer.functional.arguments import checks_arguments
 from jaxformer.functional.dropout import dropout
-from jaxformer.functional.hooks import NO_HOOKS, HookPoints, Hooks
-from jaxformer.functional.layers.norms import Norm
+from jaxformer.functional.hooks import NO_HOOK, NO_HOOKS, HookPoints, Hooks
+from jaxformer.functional.layers.norms import Norm, apply_norm, divisor_point
 from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer, with_contexts
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.tokens import Tokens
@@ -100,34 +100,45 @@ class Residual:
     ) -> Output:
         """Computes x + F(Norm(x)), or a variant with norms at other positions."""
         name, function = self.sublayer.name, self.sublayer
-        read = self.sublayer_input(function, weights, x)
+        read = self.sublayer_input(function, weights, x, at.hook)
         y, state, auxiliary = function(weights[name], read, at.of(function))
-        y = x + self.sublayer_output(weights, y, at.dropout_key)
-        y = at.hook(at.points[0], self._norm("post", weights, y))
+        y = x + self.sublayer_output(weights, y, at)
+        y = at.hook(at.points[0], self._norm("post", weights, y, at.hook))
         return Output(y, by_name(function, state), auxiliary)
 
+    def hook_points(self, after: Sequence[str]) -> tuple[str, ...]:
+        """Returns the names of the hook points; `after` is that of the residual stream."""
+        name = self.sublayer.name
+        own = () if self.norm is None else (divisor_point(f"{name}_norm"),)
+        output = () if self.output_norm is None else (divisor_point(f"{name}_output_norm"),)
+        if self.norm_position == "pre":
+            return (*own, *self.sublayer.hook_points, *output, *after)
+        return (*self.sublayer.hook_points, *own, *output, *after)
+
     def sublayer_input(
-        self, sublayer: SubLayer, weights: Weights, x: Float[Array, "*batch dim"]
+        self,
+        sublayer: SubLayer,
+        weights: Weights,
+        x: Float[Array, "*batch dim"],
+        hook: HookPoints = NO_HOOK,
     ) -> Float[Array, "*batch dim"]:
         """Computes the input of the sub-layer: Norm(x) or x."""
-        return self._norm("pre", weights, x)
+        return self._norm("pre", weights, x, hook)
 
     def sublayer_output(
-        self, weights: Weights, y: Float[Array, "*batch dim"], key: PRNGKeyArray | None
+        self, weights: Weights, y: Float[Array, "*batch dim"], at: PartAt
     ) -> Float[Array, "*batch dim"]:
         """Applies the norms that follow F, and dropout, to the output y of F."""
-        y = self._norm("post_sublayer", weights, y)
-        if self.output_norm is not None:
-            y = self.output_norm(weights[f"{self.sublayer.name}_output_norm"], y)
-        return dropout(key, y, self.dropout)
+        y = self._norm("post_sublayer", weights, y, at.hook)
+        y = apply_norm(self.output_norm, weights, f"{self.sublayer.name}_output_norm", y, at.hook)
+        return dropout(at.dropout_key, y, self.dropout)
 
     def _norm(
-        self, position: str, weights: Weights, x: Float[Array, "*batch dim"]
+        self, position: str, weights: Weights, x: Float[Array, "*batch dim"], hook: HookPoints
     ) -> Float[Array, "*batch dim"]:
         """Computes Norm(x) if `norm_position` is `position`; otherwise returns x."""
-        if self.norm is None or position != self.norm_position:
-            return x
-        return self.norm(weights[f"{self.sublayer.name}_norm"], x)
+        norm = self.norm if position == self.norm_position else None
+        return apply_norm(norm, weights, f"{self.sublayer.name}_norm", x, hook)
 
 
 @dataclass(frozen=True)
@@ -173,19 +184,31 @@ class Parallel:
         total, states, auxiliary = x, {}, {}
         keys = split_key(at.dropout_key, len(self.sublayers))
         for function, key, point in zip(self.sublayers, keys, at.points, strict=True):
-            read = self.sublayer_input(
-                function, weights, total if function in self.reads_sum else x
-            )
+            before = total if function in self.reads_sum else x
+            read = self.sublayer_input(function, weights, before, at.hook)
             y, state, sums = function(weights[function.name], read, at.of(function))
             total = at.hook(point, total + dropout(key, y, self.dropout))
             states, auxiliary = {**states, **by_name(function, state)}, {**auxiliary, **sums}
         return Output(total, states, auxiliary)
 
+    def hook_points(self, after: Sequence[str]) -> tuple[str, ...]:
+        """Returns the names of the hook points; `after` are those of the residual stream."""
+        points: list[str] = []
+        for sublayer, point in zip(self.sublayers, after, strict=True):
+            if self.norm is not None:
+                points.append(divisor_point(self._norm_name(sublayer)))
+            points += [*sublayer.hook_points, point]
+        return tuple(dict.fromkeys(points))
+
     def sublayer_input(
-        self, sublayer: SubLayer, weights: Weights, x: Float[Array, "*batch dim"]
+        self,
+        sublayer: SubLayer,
+        weights: Weights,
+        x: Float[Array, "*batch dim"],
+        hook: HookPoints = NO_HOOK,
     ) -> Float[Array, "*batch dim"]:
         """Computes the input of a sub-layer: Norm(x) or x."""
-        return x if self.norm is None else self.norm(weights[self._norm_name(sublayer)], x)
+        return apply_norm(self.norm, weights, self._norm_name(sublayer), x, hook)
 
     def _norm_name(self, sublayer: SubLayer) -> str:
         is_shared = self.shares_norm and sublayer not in self.reads_sum
@@ -319,12 +342,8 @@ def residual_hook_points(layer: Layer) -> tuple[tuple[str, ...], ...]:
 @cache
 def layer_hook_points(layer: Layer) -> tuple[str, ...]:
     """Returns the names of all hook points of a layer, in order of computation."""
-    after = [name for names in residual_hook_points(layer) for name in names]
-    parts = zip(list_sublayers(layer), after, strict=True)
-    return (
-        "block.input",
-        *(x for sublayer, point in parts for x in (*sublayer.hook_points, point)),
-    )
+    parts = zip(layer, residual_hook_points(layer), strict=True)
+    return ("block.input", *(x for part, after in parts for x in part.hook_points(after)))
 
 
 def init_layer(layer: Layer, initial: Initial, dim: int, key: PRNGKeyArray) -> Weights:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxformer.functional.arguments import checks_arguments
+from jaxformer.functional.hooks import HookPoints
 from jaxformer.functional.recomputed import recomputed
 from jaxformer.functional.trees import Weights
 
@@ -76,13 +77,18 @@ class Norm(Protocol):
     ) -> Float[Array, "*batch dim"]:
         """Computes the norm of x."""
 
-    def affine(
-        self, weights: Weights, x: Float[Array, "*batch dim"], at: Float[Array, "*batch dim"]
-    ) -> Float[Array, "*batch dim"]:
-        """Applies to x an affine map that equals the norm at the point `at`.
+    def divisor(
+        self, weights: Weights, x: Float[Array, "*batch dim"]
+    ) -> Float[Array, "*batch one_or_dim"]:
+        """Computes the number by which the norm divides the features of x, in float32."""
 
-        Attributions to parts of x use this map.
-        """
+    def divide(
+        self,
+        weights: Weights,
+        x: Float[Array, "*batch dim"],
+        divisor: Float[Array, "*batch one_or_dim"],
+    ) -> Float[Array, "*batch dim"]:
+        """Computes the norm of x with a given divisor, as an affine function of x."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +114,17 @@ class LayerNorm:
         """See `Norm`."""
         return layer_norm(x, weights["scale"], weights.get("bias"), self.epsilon)
 
-    def affine(
-        self, weights: Weights, x: Float[Array, "*batch dim"], at: Float[Array, "*batch dim"]
+    def divisor(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch 1"]:
+        """See `Norm`. The divisor is the standard deviation √(σ² + ε)."""
+        return jnp.sqrt(x.astype(jnp.float32).var(axis=-1, keepdims=True) + self.epsilon)
+
+    def divide(
+        self, weights: Weights, x: Float[Array, "*batch dim"], divisor: Float[Array, "*batch 1"]
     ) -> Float[Array, "*batch dim"]:
-        """See `Norm`. The divisor is the standard deviation of the features of `at`, not of x."""
-        deviation = jnp.sqrt(at.var(axis=-1, keepdims=True) + self.epsilon)
-        y = weights["scale"] * (x - x.mean(axis=-1, keepdims=True)) / deviation
-        return y + weights.get("bias", 0.0)
+        """See `Norm`."""
+        x32 = x.astype(jnp.float32)
+        y = weights["scale"] * (x32 - x32.mean(axis=-1, keepdims=True)) / divisor
+        return (y + weights.get("bias", 0.0)).astype(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -140,12 +150,16 @@ class RMSNorm:
         """See `Norm`."""
         return rms_norm(x, self._scale(weights), self.epsilon)
 
-    def affine(
-        self, weights: Weights, x: Float[Array, "*batch dim"], at: Float[Array, "*batch dim"]
+    def divisor(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch 1"]:
+        """See `Norm`. The divisor is the root mean square √(mean(x²) + ε)."""
+        mean_square = jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)
+        return jnp.sqrt(mean_square + self.epsilon)
+
+    def divide(
+        self, weights: Weights, x: Float[Array, "*batch dim"], divisor: Float[Array, "*batch 1"]
     ) -> Float[Array, "*batch dim"]:
-        """See `Norm`. The divisor is the root mean square of the features of `at`, not of x."""
-        mean_square = jnp.square(at).mean(axis=-1, keepdims=True)
-        return self._scale(weights) * x * jax.lax.rsqrt(mean_square + self.epsilon)
+        """See `Norm`."""
+        return (self._scale(weights) * x.astype(jnp.float32) / divisor).astype(x.dtype)
 
     def _scale(self, weights: Weights) -> Float[Array, " dim"]:
         return 1.0 + weights["scale"] if self.one_plus else weights["scale"]
@@ -174,13 +188,20 @@ class DynamicTanh:
         alpha = weights["input"]["scale"]
         return dynamic_tanh(x, weights["scale"], alpha, weights.get("bias"))
 
-    def affine(
-        self, weights: Weights, x: Float[Array, "*batch dim"], at: Float[Array, "*batch dim"]
+    def divisor(
+        self, weights: Weights, x: Float[Array, "*batch dim"]
     ) -> Float[Array, "*batch dim"]:
-        """See `Norm`. Multiplies each feature of x by tanh(α at) / at."""
-        alpha = weights["input"]["scale"]
-        factor = jnp.where(at == 0.0, alpha, jnp.tanh(alpha * at) / jnp.where(at == 0.0, 1.0, at))
-        return weights["scale"] * factor * x + weights.get("bias", 0.0)
+        """See `Norm`. The divisor of each feature is x / tanh(α x); for x = 0, its limit 1/α."""
+        alpha, x32 = weights["input"]["scale"], x.astype(jnp.float32)
+        nonzero = jnp.where(x32 == 0.0, 1.0, x32)
+        return jnp.where(x32 == 0.0, 1.0 / alpha, nonzero / jnp.tanh(alpha * nonzero))
+
+    def divide(
+        self, weights: Weights, x: Float[Array, "*batch dim"], divisor: Float[Array, "*batch dim"]
+    ) -> Float[Array, "*batch dim"]:
+        """See `Norm`."""
+        y = weights["scale"] * x.astype(jnp.float32) / divisor
+        return (y + weights.get("bias", 0.0)).astype(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -204,11 +225,42 @@ class Unapplied:
         """Returns x."""
         return x
 
-    def affine(
-        self, weights: Weights, x: Float[Array, "*batch dim"], at: Float[Array, "*batch dim"]
+    def divisor(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch 1"]:
+        """Returns ones."""
+        return jnp.ones_like(x[..., :1], jnp.float32)
+
+    def divide(
+        self, weights: Weights, x: Float[Array, "*batch dim"], divisor: Float[Array, "*batch 1"]
     ) -> Float[Array, "*batch dim"]:
-        """Returns x."""
+        """Returns x / divisor."""
+        return (x.astype(jnp.float32) / divisor).astype(x.dtype)
+
+
+def apply_norm(
+    norm: Norm | None, weights: Weights, name: str, x: Float[Array, "*batch dim"], hook: HookPoints
+) -> Float[Array, "*batch dim"]:
+    """Computes Norm(x) with the hook point of the divisor; returns x if there is no norm.
+
+    Args:
+        norm: the norm, or None.
+        weights: weights with those of the norm in `name`.
+        name: the name of the norm. The hook point of its divisor is `divisor_point(name)`.
+        x: the input.
+        hook: captures or replaces the divisor.
+    """
+    if norm is None:
         return x
+    own, point = weights[name], divisor_point(name)
+    # The functions of norms compute divisor and quotient in one pass, and recompute them for the
+    # gradient. The two steps are separate only if the divisor is captured or changed.
+    if not hook.has(point):
+        return norm(own, x)
+    return norm.divide(own, x, hook(point, norm.divisor(own, x)))
+
+
+def divisor_point(name: str) -> str:
+    """Returns the name of the hook point of a norm's divisor."""
+    return f"{name}.divisor"
 
 
 # Norms by their names in configs, each a function of (epsilon, use_bias).

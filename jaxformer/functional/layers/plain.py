@@ -79,10 +79,10 @@ class Plain(Residual):
     ) -> Output:
         """Computes F(Norm(x)), or Norm(F(x))."""
         name, function = self.sublayer.name, self.sublayer
-        read = self.sublayer_input(function, weights, x)
+        read = self.sublayer_input(function, weights, x, at.hook)
         y, state, auxiliary = function(weights[name], read, at.of(function))
-        y = self.sublayer_output(weights, y, at.dropout_key)
-        y = at.hook(at.points[0], self._norm("post", weights, y))
+        y = self.sublayer_output(weights, y, at)
+        y = at.hook(at.points[0], self._norm("post", weights, y, at.hook))
         return Output(y, by_name(function, state), auxiliary)
 
 

@@ -187,8 +187,8 @@ BUGS = (
         "a layer without a residual adds its input",
         "functional.layers.plain:Plain.__call__",
         Replace(
-            "self.sublayer_output(weights, y, at.dropout_key)",
-            "x + self.sublayer_output(weights, y, at.dropout_key)",
+            "self.sublayer_output(weights, y, at)",
+            "x + self.sublayer_output(weights, y, at)",
         ),
         f"{PLAIN}::test_layer_without_residual_equals_formula",
     ),

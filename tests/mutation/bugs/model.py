@@ -10,6 +10,7 @@ from tests.mutation.changes import Replace, inside, takes, then, unchanged
 
 EXPERTS = "functional/layers/test_experts.py"
 NORMS, POSITIONS = "functional/layers/test_norms.py", "functional/test_positions.py"
+POINTS = "properties/test_score_and_divisor_points.py"
 
 
 def other_layout(rotary):
@@ -64,9 +65,63 @@ BUGS = (
         f"{NORMS}::test_dynamic_tanh_equals_formula",
     ),
     Bug(
-        "a fixed norm divides by the deviation of its input",
-        "functional.layers.norms:LayerNorm.affine",
-        Replace("at.var(axis=-1, keepdims=True)", "x.var(axis=-1, keepdims=True)"),
+        "the scores at a hook point are not masked",
+        "functional.attention.attend:attend",
+        Replace(
+            "ungroup_heads(jnp.where(visible, scores, -jnp.inf), query.shape[:-2])",
+            "ungroup_heads(scores, query.shape[:-2])",
+        ),
+        f"{POINTS}::test_scores_are_scaled_products_of_visible_pairs",
+    ),
+    Bug(
+        "an edit of the scores makes masked keys visible",
+        "functional.attention.attend:attend",
+        Replace("softmax(jnp.where(visible, scores, -jnp.inf), sink)", "softmax(scores, sink)"),
+        f"{POINTS}::test_edit_of_scores_changes_the_softmax_but_not_the_mask",
+    ),
+    Bug(
+        "a changed divisor of a norm is ignored",
+        "functional.layers.norms:apply_norm",
+        Replace(
+            "return norm.divide(own, x, hook(point, norm.divisor(own, x)))",
+            "hook(point, norm.divisor(own, x))\nreturn norm(own, x)",
+        ),
+        f"{POINTS}::test_changed_divisor_divides_the_output_of_the_norm",
+    ),
+    Bug(
+        "the divisor of LayerNorm is that of RMSNorm",
+        "functional.layers.norms:LayerNorm.divisor",
+        Replace(
+            "x.astype(jnp.float32).var(axis=-1, keepdims=True)",
+            "jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)",
+        ),
+        f"{POINTS}::test_divisor_is_the_deviation_of_the_input_of_the_norm",
+    ),
+    Bug(
+        "the divisor of a norm after a sub-layer is not captured",
+        "functional.layers.layer:Residual.sublayer_output",
+        Replace(
+            'y = self._norm("post_sublayer", weights, y, at.hook)',
+            'y = self._norm("post_sublayer", weights, y, NO_HOOK)',
+        ),
+        f"{POINTS}::test_divisor_is_the_deviation_of_the_input_of_the_norm",
+    ),
+    Bug(
+        "scores of keys without a slot are 0 in generate",
+        "decoding.generate:_collect",
+        Replace("MASKED_VALUES[name]", "0.0"),
+        "decoding/test_inspect.py::test_generate_captures_the_same_values_as_a_single_pass",
+    ),
+    Bug(
+        "fused attention runs although its scores are captured",
+        "functional.tokens:choose_implementation",
+        Replace('{f"{name}.scores", f"{name}.weights"}', '{f"{name}.weights"}'),
+        f"{POINTS}::test_scores_are_scaled_products_of_visible_pairs",
+    ),
+    Bug(
+        "the divisor of an attributed norm is not constant",
+        "interpret.attribution:_fixed_norm",
+        Replace("jax.lax.stop_gradient(norm.divisor(weights, x))", "norm.divisor(weights, x)"),
         "interpret/test_attribution.py::test_norm_with_fixed_statistics_is_an_affine_function",
     ),
     Bug(

@@ -33,9 +33,15 @@ from .autoencoders import (
     load_autoencoder as load_autoencoder,
     splice as splice,
 )
-from .edges import EdgeSweep as EdgeSweep, HeadEdge as HeadEdge, patch_edges as patch_edges
+from .edges import EdgeSweep as EdgeSweep, patch_edges as patch_edges
 from .encoded_text import EncodedText as EncodedText, encode_text as encode_text
 from .explanation import Page as Page, explain as explain
+from .graph import (
+    Edge as Edge,
+    Node as Node,
+    edges_between as edges_between,
+    model_edges as model_edges,
+)
 from .lens import (
     Lens as Lens,
     Translators as Translators,

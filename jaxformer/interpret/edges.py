@@ -1,29 +1,30 @@
-"""Path patching: the effect of one attention head on a later head through the residual stream.
+"""Path patching: the effect of a direct path (an edge) through the residual stream.
 
-In a pre-norm decoder, the residual stream x_r before layer r is the sum of the embedding and the
-outputs of all heads and feed-forward layers before layer r. Head h of layer l adds W_O^h z to x_r.
-Here z is the head's value at the hook point "attention.heads", and W_O^h is the part of the output
-projection that belongs to this head. An edge connects this head, the sender, with the queries, keys
-or values of a head in a later layer r, the receiver.
+`graph` lists the senders, the receivers and the edges of a decoder. Patching an edge changes the
+forward pass on the corrupted text in three steps:
 
-Patching an edge changes the forward pass on the corrupted text in three steps:
+1. Compute x' = x_r + s_clean − s_corrupted at all positions. Here x_r is the residual stream that
+   the receiver reads, and s is the sender's summand of this residual stream. The summand of head h
+   is W_O^h z with its value z at the hook point "attention.heads".
+2. Compute the receiver's value from x': its queries, keys or values, the output of the feed-forward
+   layer, or the logits.
+3. Compute all later values as usual.
 
-1. Compute x' = x_r + W_O^h (z_clean − z_corrupted) at all positions.
-2. Compute the receiver's queries (or keys, or values) from Norm(x'), and use them in layer r.
-3. Compute the remaining values of layer r and all later layers as usual.
+All earlier values, and all other receivers that read x_r, are the same as without the patch. The
+edge thus excludes paths from the sender to the receiver through other heads or through feed-forward
+layers. Conmy et al. define edges in the same way, because they treat each feed-forward layer as a
+node of the graph. Wang et al. instead recompute the feed-forward layers between the sender and the
+receiver.
 
-All earlier layers, and all other queries, keys and values of layer r, have the same values as
-without the patch. The edge thus excludes paths from the sender to the receiver through other heads
-or through feed-forward layers. Conmy et al. define edges in the same way, because they treat each
-feed-forward layer as a node of the graph. Wang et al. instead recompute the feed-forward layers
-between the sender and the receiver.
+All functions for edges and circuits have the same direction as `sweep.patch_sweep`: they start from
+the run on the corrupted text and restore values of the clean text.
 
 Reference:
     Wang et al. 2022, "Interpretability in the Wild", §3.1 (path patching); Conmy et al. 2023,
-    "Towards Automated Circuit Discovery"; Elhage et al. 2021 (the residual stream as a sum).
+    "Towards Automated Circuit Discovery".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,19 +36,13 @@ from jaxtyping import Array, Float, Int
 from jaxformer.functional.attention.heads import merge_heads
 from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.layers.layer import Layer
-from jaxformer.functional.layers.sublayer import with_contexts
+from jaxformer.functional.layers.layer import Layer, list_sublayers
+from jaxformer.functional.layers.sublayer import At, with_contexts
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
-from jaxformer.interpret.layers import (
-    by_layer,
-    heads_shape,
-    mixed_layers,
-    project,
-    transformer_config,
-    weights_of_layer,
-)
+from jaxformer.interpret.graph import INPUTS, Edge, Graph, model_graph
+from jaxformer.interpret.layers import by_layer, project
 from jaxformer.interpret.patching import (
     AnyMetric,
     Metric,
@@ -60,68 +55,107 @@ from jaxformer.interpret.patching import (
 from jaxformer.interpret.summary import summary
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
-from jaxformer.models.config.transformer import TransformerConfig
-from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel, Variables
 
-INPUTS = ("query", "key", "value")
+# The hook point of the value that each kind of receiver computes.
+POINTS: dict[str, str] = {name: f"attention.{name}" for name in INPUTS}
+POINTS |= {"feedforward": "feedforward.output", "logits": "final_norm"}
+# The hook points from which `read_stream` takes its values.
+STREAM_POINTS = ("block.input", "block.middle", "block.output", "attention.heads")
+STREAM_POINTS += ("feedforward.output",)
 
 
-class HeadEdge(NamedTuple):
-    """A direct path from the output of a head to an input of a head in a later layer.
+class Stream(NamedTuple):
+    """The residual stream of a text, and the outputs that are added to it.
 
     Attributes:
-        sender_layer: layer of the sending head.
-        sender_head: index of the sending head.
-        receiver_layer: layer of the receiving head.
-        receiver_head: index of the receiving head; for "key" and "value", index of the key/value
-            head.
-        receiver_input: "query", "key" or "value".
+        attention_input: the residual stream that the queries, keys and values of each layer read.
+        feedforward_input: the residual stream that each feed-forward layer reads.
+        output: the residual stream that the logits read; the first axis has size 1.
+        heads: the values of the heads, before the output projection.
+        feedforward: the outputs of the feed-forward layers.
     """
 
-    sender_layer: int
-    sender_head: int
-    receiver_layer: int
-    receiver_head: int
-    receiver_input: str
+    attention_input: Float[Array, "layers batch length dim"]
+    feedforward_input: Float[Array, "layers batch length dim"]
+    output: Float[Array, "1 batch length dim"]
+    heads: Float[Array, "layers batch heads length d"]
+    feedforward: Float[Array, "layers batch length dim"]
+
+    def read_by(self, name: str) -> Float[Array, "layers batch length dim"]:
+        """Returns the residual stream that the receivers with this name read."""
+        others = {"feedforward": self.feedforward_input, "logits": self.output}
+        return others.get(name, self.attention_input)
 
 
 class EdgeSweep(NamedTuple):
-    """Result of `patch_edges`.
+    """Effects of edges on a metric, from `patch_edges` or `attribute_edges`.
 
     Attributes:
         effects: for each edge, the metric on the corrupted text with the patch minus the metric
             without it.
         clean: the metric on the clean text, without a patch.
         corrupted: the metric on the corrupted text, without a patch.
+        edges: the edges.
     """
 
     effects: Float[np.ndarray, " edges"]
     clean: float
     corrupted: float
+    edges: tuple[Edge, ...]
 
     def __repr__(self) -> str:
         """See `summary`."""
         return summary(self)
 
+    def strongest(self, count: int) -> tuple[Edge, ...]:
+        """Returns the `count` edges whose effects have the largest absolute values, in order.
+
+        Raises:
+            ValueError: `count` is negative or exceeds the number of edges.
+        """
+        if whole_number("count", count, 0) > len(self.edges):
+            raise ValueError(f"count is {count}; it must be at most {len(self.edges)}, all edges")
+        return tuple(
+            self.edges[i] for i in np.argsort(-np.abs(self.effects), kind="stable")[:count]
+        )
+
 
 class EdgeState(NamedTuple):
-    """Arguments of `run_edges` that are equal for all edges.
+    """Arguments that are equal for all edges.
 
     Attributes:
         weights: the model's parameters.
         inputs: the corrupted text, as input of the model.
         metric: the metric.
-        residual: the input of each layer on the corrupted text.
-        differences: the outputs of the heads on the clean text minus their outputs on the
-            corrupted text.
+        stream: the residual stream of the corrupted text.
+        differences: the senders' summands on the clean text minus those on the corrupted text, in
+            the order of `Graph.senders`.
     """
 
     weights: Weights
     inputs: Inputs
     metric: Metric
-    residual: Float[Array, "layers batch length dim"]
-    differences: Float[Array, "layers batch heads length d"]
+    stream: Stream
+    differences: Float[Array, "senders batch length dim"]
+
+
+class Comparison(NamedTuple):
+    """The checked arguments of a function for edges, and its runs without patches.
+
+    Attributes:
+        graph: the graph of the model.
+        state: the arguments that are equal for all edges.
+        values: values of the corrupted run, by the hook points in `POINTS`.
+        clean: the metric on the clean text.
+        corrupted: the metric on the corrupted text.
+    """
+
+    graph: Graph
+    state: EdgeState
+    values: dict[str, Array]
+    clean: Float[Array, ""]
+    corrupted: Float[Array, ""]
 
 
 def patch_edges(
@@ -130,7 +164,7 @@ def patch_edges(
     clean: AnyArray | Inputs,
     corrupted: AnyArray | Inputs,
     metric: AnyMetric,
-    edges: Sequence[HeadEdge],
+    edges: Sequence[Edge],
     *,
     chunk: int = 32,
     on_progress: Callable[[int, int], Any] | None = None,
@@ -143,143 +177,213 @@ def patch_edges(
         clean: int [batch, length], or `functional.inputs.Inputs`.
         corrupted: the corrupted text, of the same type and shape as `clean`.
         metric: a function of the logits; see `sweep.patch_sweep`.
-        edges: the edges, each of which is patched in its own forward pass.
+        edges: the edges, each of which is patched in its own forward pass; see `model_edges`.
         chunk: the maximum number of forward passes at the same time. Memory is proportional to
             `chunk`.
         on_progress: called with (number of measured edges, total number of edges).
 
     Raises:
-        ValueError: An argument is invalid or the heads do not add to a residual stream.
+        ValueError: An argument is invalid, or the parts of the model do not add to a residual
+            stream.
     """
-    check_is_sum(model)
-    model.check(variables)
     chunk = whole_number("chunk", chunk, 1)
-    read, changed = checked_pair(clean, corrupted, model.config)
-    measured = checked_metric(metric, changed, model.config.vocab_size)
-    edges = [checked_edge(edge, transformer_config(model)) for edge in edges]
-    weights = variables["params"]
-    hooks = Hooks(("block.input", "attention.heads"))
-    clean_metric, of_clean = measure(model, weights, read, measured, hooks)
-    base, of_corrupted = measure(model, weights, changed, measured, hooks)
-    differences = of_clean["attention.heads"] - of_corrupted["attention.heads"]
-    state = EdgeState(weights, changed, measured, of_corrupted["block.input"], differences)
+    indices = model_graph(model).indices("edges", edges)
+    found = compare(model, variables, clean, corrupted, metric)
+    receivers = [found.graph.receivers[r] for r in indices[:, 0]]
     effects, done = np.zeros(len(edges), np.float32), 0
-    for name in INPUTS:
-        chosen = np.array([i for i, edge in enumerate(edges) if edge.receiver_input == name], int)
+    for name in POINTS:
+        chosen = np.array([i for i, node in enumerate(receivers) if node.name == name], int)
         for first in range(0, len(chosen), chunk):
             some = chosen[first : first + chunk]
-            numbers = np.array([edges[i][:4] for i in some], np.int32)
-            numbers = np.pad(numbers, ((0, chunk - len(some)), (0, 0)), mode="edge")
-            effects[some] = run_edges(model, name, state, numbers)[: len(some)]
+            numbers = np.array(
+                [(indices[i, 1], receivers[i].layer or 0, receivers[i].head or 0) for i in some],
+                np.int32,
+            )
+            padded = np.pad(numbers, ((0, chunk - len(some)), (0, 0)), mode="edge")
+            effects[some] = run_edges(model, name, found.state, padded)[: len(some)]
             done += len(some)
             if on_progress is not None:
                 on_progress(done, len(edges))
-    return EdgeSweep(effects - np.float32(base), float(clean_metric), float(base))
+    given = tuple(Edge(found.graph.senders[s], found.graph.receivers[r]) for r, s in indices)
+    base = np.float32(found.corrupted)
+    return EdgeSweep(effects - base, float(found.clean), float(base), given)
+
+
+def compare(
+    model: LanguageModel,
+    variables: Variables,
+    clean: AnyArray | Inputs,
+    corrupted: AnyArray | Inputs,
+    metric: AnyMetric,
+) -> Comparison:
+    """Checks the arguments of a function for edges, and runs the model on both texts.
+
+    Raises:
+        ValueError: An argument is invalid, or the parts of the model do not add to a residual
+            stream.
+    """
+    graph = model_graph(model)
+    model.check(variables)
+    read, changed = checked_pair(clean, corrupted, model.config)
+    measured = checked_metric(metric, changed, model.config.vocab_size)
+    weights = variables["params"]
+    hooks = Hooks(tuple(dict.fromkeys((*STREAM_POINTS, *POINTS.values()))))
+    clean_metric, of_clean = measure(model, weights, read, measured, hooks)
+    base, of_corrupted = measure(model, weights, changed, measured, hooks)
+    streams = [read_stream(graph, captured) for captured in (of_clean, of_corrupted)]
+    differences = sender_differences(model, weights, *streams)
+    state = EdgeState(weights, changed, measured, streams[1], differences)
+    values: dict[str, Array] = {point: of_corrupted[point] for point in POINTS.values()}
+    return Comparison(graph, state, values, clean_metric, base)
+
+
+def read_stream(graph: Graph, captured: Mapping[str, Array]) -> Stream:
+    """Returns the residual stream of a text from its captured values; see `STREAM_POINTS`."""
+    return Stream(
+        captured["block.input"],
+        captured["block.input" if graph.is_parallel else "block.middle"],
+        captured["block.output"][-1:],
+        captured["attention.heads"],
+        captured["feedforward.output"],
+    )
+
+
+@partial(jax.jit, static_argnames="model")
+def sender_differences(
+    model: LanguageModel, weights: Weights, first: Stream, second: Stream
+) -> Float[Array, "senders batch length dim"]:
+    """Computes the senders' summands on a text minus those on another text."""
+    embedding, feedforward, heads = (
+        x - y
+        for x, y in (
+            (first.attention_input[:1], second.attention_input[:1]),
+            (first.feedforward[:, None], second.feedforward[:, None]),
+            (first.heads, second.heads),
+        )
+    )
+    written = jax.lax.map(lambda x: head_outputs(*x), (weights["blocks"], heads))
+    layers = jnp.concatenate([written, feedforward], axis=1)
+    return jnp.concatenate([embedding, layers.reshape(-1, *layers.shape[2:])])
+
+
+def head_outputs(
+    weights: Weights, values: Float[Array, "batch heads length d"]
+) -> Float[Array, "heads batch length dim"]:
+    """Computes W_O^h z for each head, without the bias, which cancels in differences.
+
+    Args:
+        weights: the weights of the layer.
+        values: the values z of the heads, before the output projection.
+    """
+    kernel = {"kernel": weights["attention"]["output"]["kernel"]}
+
+    def output(head: Int[Array, ""]) -> Float[Array, "batch length dim"]:
+        only = is_at(head, values.shape[1])[:, None, None]
+        return linear(kernel, merge_heads(jnp.where(only, values, 0)))
+
+    return jax.vmap(output)(jnp.arange(values.shape[1], dtype=jnp.int32))
 
 
 @partial(jax.jit, static_argnames=("model", "name"))
 def run_edges(
-    model: LanguageModel, name: str, state: EdgeState, edges: Int[Array, "edges 4"]
+    model: LanguageModel, name: str, state: EdgeState, edges: Int[Array, "edges 3"]
 ) -> Float[Array, " edges"]:
     """Computes the metric on the corrupted text once per edge, with this edge patched.
 
     Args:
         model: the model.
-        name: the `receiver_input` of all edges, "query", "key" or "value".
+        name: the name of all receivers, a key of `POINTS`.
         state: the arguments that are equal for all edges.
-        edges: the first four fields of each `HeadEdge`.
+        edges: the index of the sender, and the layer and the head of the receiver; 0 for a receiver
+            without a layer or head.
     """
+    tokens = stream_tokens(model, state)
+    is_inside = POINTS[name] in model.layer_hook_points
 
-    def patched(edge: Int[Array, "4"]) -> Float[Array, ""]:
-        sender_layer, sender_head, layer, head = edge
-        residual = state.residual[layer] + sent(model, state, sender_layer, sender_head)
-        value = receiver_input(model, state, layer, name, residual)
-        here = is_at(layer, model.config.num_layers)[:, None, None, None, None]
-        where = here & is_at(head, value.shape[-3])[:, None, None]
-        hooks = Hooks(patch={f"attention.{name}": Patch(where, value[None])})
+    def patched(edge: Int[Array, "3"]) -> Float[Array, ""]:
+        sender, layer, head = edge
+        residual = state.stream.read_by(name)[layer] + state.differences[sender]
+        value = receiver_value(model, state.weights, tokens, name, layer, residual)
+        where: Any = True
+        if name in INPUTS:
+            where = is_at(head, value.shape[-3])[:, None, None]
+        if is_inside:
+            here = is_at(layer, model.config.num_layers)
+            where, value = here.reshape(-1, *[1] * value.ndim) & where, value[None]
+        hooks = Hooks(patch={POINTS[name]: Patch(where, value)})
         return run_metric(model, state.weights, state.inputs, state.metric, hooks)[0]
 
     return jax.vmap(patched)(jnp.asarray(edges))
 
 
-def sent(
-    model: LanguageModel, state: EdgeState, layer: Int[Array, ""], head: Int[Array, ""]
-) -> Float[Array, "batch length dim"]:
-    """Computes W_O^h (z_clean − z_corrupted), the change of one head's contribution."""
-    output = weights_of_layer(state.weights, layer)["attention"]["output"]
-    mine = is_at(head, transformer_config(model).num_heads)[:, None, None]
-    difference = merge_heads(jnp.where(mine, state.differences[layer], 0))
-    # The bias cancels in the difference.
-    return linear({"kernel": output["kernel"]}, difference)
+def stream_tokens(model: LanguageModel, state: EdgeState) -> Tokens:
+    """Returns the tokens of the corrupted text, with a context for each sub-layer.
 
-
-def receiver_input(
-    model: LanguageModel,
-    state: EdgeState,
-    layer: Int[Array, ""],
-    name: str,
-    residual: Float[Array, "batch length dim"],
-) -> Float[Array, "batch heads length d"]:
-    """Computes the queries, keys or values of a layer from the layer's input."""
-    stack = model.architecture.stack
-    tokens = Tokens.from_sequences(state.inputs, model.run())
-    tokens = with_contexts(stack.sublayers, tokens, state.weights)
-
-    def run(layer: Layer, block: Weights, x: Float[Array, "batch length dim"]) -> Array:
-        return project(layer, tokens, block, x)[INPUTS.index(name)]
-
-    return by_layer(stack, state.weights, run, layer, residual)
-
-
-def check_is_sum(model: LanguageModel) -> None:
-    """Raises ValueError unless each head of the model adds its output to a residual stream."""
-    if type(model) is not Decoder:
-        raise ValueError(f"model is a {type(model).__name__}; path patching requires a Decoder")
-    if model.layers is not None:
-        raise ValueError(
-            "model has user-defined layers; path patching requires layers built from a config"
-        )
-    heads_shape(model, "attention")
-    if (reason := mixed_layers(model)) is not None:
-        raise ValueError(reason)
-    if model.config.norm_position != "pre":
-        raise ValueError(
-            f"norm_position is {model.config.norm_position!r}; path patching requires 'pre', "
-            "because with other norms the residual stream is not the sum of the heads' outputs"
-        )
-    if not model.config.residual:
-        raise ValueError("residual is False; path patching requires residual connections")
-
-
-def checked_edge(edge: HeadEdge, config: TransformerConfig) -> HeadEdge:
-    """Checks an edge and converts its indices to Python integers.
-
-    Raises:
-        ValueError: A layer, head or input does not exist, or receiver_layer is not larger than
-            sender_layer.
+    The clean text has the same tokens except for their ids, which `Tokens` does not contain.
     """
-    if len(edge) != len(HeadEdge._fields):
-        raise ValueError(f"edge {edge!r} must have the fields {', '.join(HeadEdge._fields)}")
-    edge = HeadEdge(*edge)
-    if edge.receiver_input not in INPUTS:
-        raise ValueError(
-            f"receiver_input is {edge.receiver_input!r}; it must be one of {', '.join(INPUTS)}"
-        )
-    of_keys = edge.receiver_input != "query"
-    sizes = {
-        "sender_layer": config.num_layers,
-        "sender_head": config.num_heads,
-        "receiver_layer": config.num_layers,
-        "receiver_head": config.sizes.num_kv_heads if of_keys else config.num_heads,
-    }
-    for name, size in sizes.items():
-        if whole_number(name, getattr(edge, name), 0) >= size:
-            raise ValueError(
-                f"{name} is {getattr(edge, name)}; for this model it must be from 0 to {size - 1}"
-            )
-    if edge.sender_layer >= edge.receiver_layer:
-        raise ValueError(
-            f"sender_layer is {edge.sender_layer} and receiver_layer is {edge.receiver_layer}; "
-            "receiver_layer must be larger than sender_layer"
-        )
-    return edge
+    tokens = Tokens.from_sequences(state.inputs, model.run())
+    return with_contexts(model.architecture.stack.sublayers, tokens, state.weights)
+
+
+def receiver_value(
+    model: LanguageModel,
+    weights: Weights,
+    tokens: Tokens,
+    name: str,
+    layer: Int[Array, ""],
+    residual: Float[Array, "batch length dim"],
+) -> Float[Array, "batch *heads length d"]:
+    """Computes the value of a layer's receivers at their hook point, from the residual stream.
+
+    Args:
+        model: the model.
+        weights: the model's parameters.
+        tokens: see `stream_tokens`.
+        name: a key of `POINTS`.
+        layer: the index of the layer; not used for "logits".
+        residual: the residual stream that the receivers read.
+    """
+    stack = model.architecture.stack
+    if name == "logits":
+        return stack.finish(weights, residual)
+    return by_layer(stack, weights, partial(layer_value, tokens, name), layer, residual)
+
+
+def layer_value(
+    tokens: Tokens,
+    name: str,
+    layer: Layer,
+    weights: Weights,
+    residual: Float[Array, "batch length dim"],
+) -> Float[Array, "batch *heads length d"]:
+    """Computes the queries, keys or values of a layer, or the output of its feed-forward layer."""
+    if name in INPUTS:
+        return project(layer, tokens, weights, residual)[INPUTS.index(name)]
+    feedforward = list_sublayers(layer)[-1]
+    normed = layer[-1].sublayer_input(feedforward, weights, residual)
+    at = At(tokens.contexts[feedforward])
+    return feedforward(weights["feedforward"], normed, at).x
+
+
+def layer_values(
+    tokens: Tokens,
+    name: str,
+    layer: Layer,
+    weights: Weights,
+    residuals: Float[Array, "receivers batch length dim"],
+) -> Float[Array, "batch *heads length d"]:
+    """Computes the same as `layer_value`, but each receiver reads its own residual stream.
+
+    Args:
+        tokens: see `stream_tokens`.
+        name: one of `graph.LAYER_RECEIVERS`.
+        layer: the layer.
+        weights: the weights of the layer.
+        residuals: the residual stream that each receiver with this name reads. For "feedforward",
+            the first axis has size 1.
+    """
+    values = jax.vmap(partial(layer_value, tokens, name, layer, weights))(residuals)
+    if name == "feedforward":
+        return values[0]
+    # Every vmapped call computes all heads. Receiver n is head n of call n.
+    return jnp.stack([values[n, :, n] for n in range(len(residuals))], axis=1)

@@ -15,8 +15,9 @@ from jaxformer.interpret.ablation import ablate_heads
 from jaxformer.interpret.atlas import head_atlas
 from jaxformer.interpret.attention import attention_maps
 from jaxformer.interpret.attribution import attribute, input_gradients, state_norms
-from jaxformer.interpret.edges import HeadEdge, patch_edges
+from jaxformer.interpret.edges import patch_edges
 from jaxformer.interpret.encoded_text import EncodedText
+from jaxformer.interpret.graph import Edge, Node
 from jaxformer.interpret.lens import jacobian_lens, logit_lens, train_tuned_lens
 from jaxformer.interpret.page_data import dependency_data
 from jaxformer.interpret.patching import LogitDifference
@@ -34,14 +35,14 @@ TOKENS, OTHERS = (tiny.tokens(seed, 2, LENGTH) for seed in (0, 1))
 TEXT = EncodedText(TOKENS[0].tolist())
 TARGET = np.array([3, 4])
 METRIC = LogitDifference(TARGET, TARGET + 1)
-EDGES = [HeadEdge(0, 1, 1, 0, name) for name in ("query", "key", "value")]
+EDGES = [Edge(Node("head", 0, 1), Node(name, 1, 0)) for name in ("query", "key", "value")]
 
 VIEWS = {
     "lens": lambda *of: logit_lens(*of, TOKENS),
     "jacobian lens": lambda *of: jacobian_lens(*of, TOKENS),
     "tuned lens": lambda *of: train_tuned_lens(*of, [TOKENS]),
     "sweep": lambda *of: patch_sweep(*of, TOKENS, OTHERS, METRIC).effects,
-    "edges": lambda *of: patch_edges(*of, TOKENS, OTHERS, METRIC, EDGES),
+    "edges": lambda *of: patch_edges(*of, TOKENS, OTHERS, METRIC, EDGES).effects,
     "ablation": lambda model, variables: ablate_heads(
         model, variables, next_token_batch(model, TOKENS)
     ),

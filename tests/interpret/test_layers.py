@@ -21,8 +21,9 @@ from jaxformer.interpret import explain
 from jaxformer.interpret.atlas import head_atlas
 from jaxformer.interpret.attention import attention_maps
 from jaxformer.interpret.attribution import attribute, input_gradients, state_norms
-from jaxformer.interpret.edges import HeadEdge, patch_edges
+from jaxformer.interpret.edges import patch_edges
 from jaxformer.interpret.encoded_text import EncodedText
+from jaxformer.interpret.graph import Edge, Node
 from jaxformer.interpret.lens import jacobian_lens, logit_lens, train_tuned_lens
 from jaxformer.interpret.patching import LogitDifference
 from tests.errors import error_of
@@ -72,6 +73,7 @@ MODELS = {
     "own heads": lambda: own(None, Attention(2, 2, 4)),
     "own widths": own_widths,
 }
+EDGE = Edge(Node("head", 0, 0), Node("query", 1, 0))
 VIEWS = {
     "lens": lambda model, variables, tokens: logit_lens(model, variables, tokens),
     "tuned lens": lambda model, variables, tokens: train_tuned_lens(model, variables, [tokens]),
@@ -80,8 +82,8 @@ VIEWS = {
     "gradients": lambda *given: input_gradients(*given, given[2][:, 0]),
     "states": state_norms,
     "atlas": head_atlas,
-    "edges": lambda model, variables, tokens: patch_edges(
-        model, variables, tokens, tokens[::-1], METRIC, [HeadEdge(0, 0, 1, 0, "query")]
+    "edges": lambda model, variables, tokens: (
+        patch_edges(model, variables, tokens, tokens[::-1], METRIC, [EDGE]).effects
     ),
     "maps": lambda *given: attention_maps(*given[:2], EncodedText(given[2][0].tolist())).weights,
     "page": lambda *given: len(explain(*given[:2], given[2][0].tolist()).html),
@@ -102,6 +104,7 @@ REFUSED = {
     "every second layer": {"parts": MIXED}
     | dict.fromkeys(("atlas", "edges"), f"layer 0 of the model {LACKING.format(1)}"),
     "mixed experts": {"parts": MIXED, "edges": MIXED},
+    "gates and sinks": {"edges": "attention_gate is True; path patching requires attention"},
     "no residual": WITHOUT_STREAM
     | {"edges": "residual is False; path patching requires residual connections"},
     "lstm": WITHOUT_STREAM

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import jaxformer as jf
 from jaxformer.functional.inputs import Inputs
 from jaxformer.interpret import sweep
-from jaxformer.interpret.edges import check_is_sum
+from jaxformer.interpret.graph import check_is_sum
 from jaxformer.interpret.page_weights import live_reason
 from jaxformer.interpret.patching import AXES, Grid, LogitDifference, LogProbability
 from jaxformer.interpret.sweep import patch_sweep

@@ -152,7 +152,7 @@ BUGS = (
     ),
     Bug(
         "path patching accepts layers without attention",
-        "interpret.edges:check_is_sum",
+        "interpret.graph:check_is_sum",
         inside("heads_shape", gives(None)),
         f"{LAYERS}::test_error_of_interpret_functions_states_what_a_custom_layer_lacks",
     ),

@@ -12,7 +12,7 @@ Reference:
     Nanda 2023, "Attribution patching"; Kramár et al. 2024 (AtP*).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import jax
@@ -20,11 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxformer.functional.hooks import Edit, EditAt, Hooks
+from jaxformer.functional.hooks import Edit, EditAt, Hooks, Intervention
 from jaxformer.functional.inputs import Inputs
-from jaxformer.functional.layers.layer import layer_hook_points
-from jaxformer.functional.model import PREFIX
 from jaxformer.functional.trees import Weights
+from jaxformer.interpret.layers import layers_with
 from jaxformer.interpret.patching import (
     AnyMetric,
     Metric,
@@ -76,8 +75,7 @@ def attribution_sweep(
         raise ValueError("segment_ids are not accepted at a hook point of a recurrent layer")
     clean_metric, captured = measure(model, weights, read, measured, Hooks((point,)))
     base, values = measure(model, weights, changed, measured, Hooks((point,)))
-    layers = _layers_with(model, point) if grid.has_layers else np.zeros(0, np.int32)
-    slopes = metric_gradient(model, weights, changed, measured, point, values[point], layers)
+    slopes = metric_gradients(model, weights, changed, measured, {point: values[point]})[point]
     # At masked keys, both scores are −∞.
     differences = jnp.where(captured[point] == values[point], 0.0, captured[point] - values[point])
     products = np.asarray(slopes * differences)
@@ -87,34 +85,36 @@ def attribution_sweep(
     return Sweep(effects, float(clean_metric), float(base), grid.axes)
 
 
-@partial(jax.jit, static_argnames=("model", "point"))
-def metric_gradient(
+@partial(jax.jit, static_argnames="model")
+def metric_gradients(
     model: LanguageModel,
     weights: Weights,
     inputs: Inputs,
     metric: Metric,
-    point: str,
-    like: Float[Array, "..."],
-    layers: Int[Array | np.ndarray, " layers"],
-) -> Float[Array, "..."]:
-    """Computes the gradient of a metric with respect to the value at a hook point.
+    values: Mapping[str, Float[Array, "..."]],
+) -> dict[str, Float[Array, "..."]]:
+    """Computes the gradient of a metric with respect to the values at several hook points.
+
+    The gradient with respect to a value treats the values at the other hook points as functions of
+    it, if they are computed later.
 
     Args:
         model: the model.
         weights: the model's parameters.
         inputs: the text.
         metric: the metric.
-        point: name of the hook point.
-        like: an array with the shape of the captured value; inside the layers, the first axis is
-            the layer.
-        layers: the numbers of the layers that have the hook point.
+        values: {name of a hook point: captured value}, of which only the shapes and dtypes are
+            used; inside the layers, the first axis is the layer.
     """
 
-    def measured(shift: Float[Array, "..."]) -> Float[Array, ""]:
-        hooks = Hooks(patch={point: Edit(_shifted, shift, jnp.asarray(layers))})
-        return run_metric(model, weights, inputs, metric, hooks)[0]
+    def measured(shifts: dict[str, Float[Array, "..."]]) -> Float[Array, ""]:
+        patch: dict[str, Intervention] = {}
+        for point, shift in shifts.items():
+            layers = jnp.asarray(layers_with(model, point), jnp.int32)
+            patch[point] = Edit(_shifted, shift, layers)
+        return run_metric(model, weights, inputs, metric, Hooks(patch=patch))[0]
 
-    return jax.grad(measured)(jnp.zeros_like(like))
+    return jax.grad(measured)({point: jnp.zeros_like(x) for point, x in values.items()})
 
 
 def _shifted(
@@ -129,13 +129,3 @@ def _shifted(
         position = jnp.asarray(at.positions).reshape(-1)[0]
         own = jax.lax.dynamic_slice_in_dim(own, position, 1, axis=-2)
     return value + own.astype(value.dtype)
-
-
-def _layers_with(model: LanguageModel, point: str) -> Int[np.ndarray, " layers"]:
-    """Returns the numbers of the layers that have a hook point."""
-    architecture, name = model.architecture, point
-    if point.startswith(PREFIX) and architecture.encoder is not None:
-        architecture, name = architecture.encoder, point.removeprefix(PREFIX)
-    layers = architecture.stack.layers
-    found = [n for n, layer in enumerate(layers) if name in layer_hook_points(layer)]
-    return np.array(found, np.int32)

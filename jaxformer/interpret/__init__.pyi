@@ -33,6 +33,7 @@ from .autoencoders import (
     load_autoencoder as load_autoencoder,
     splice as splice,
 )
+from .circuits import CircuitSweep as CircuitSweep, evaluate_circuits as evaluate_circuits
 from .edge_attribution import attribute_edges as attribute_edges
 from .edges import EdgeSweep as EdgeSweep, patch_edges as patch_edges
 from .encoded_text import EncodedText as EncodedText, encode_text as encode_text

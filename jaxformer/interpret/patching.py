@@ -232,15 +232,25 @@ def run_metric(
         (value of the metric, captured values).
     """
     passed = model.forward(weights, inputs, hooks=hooks)
+    return metric_of_hidden(model, weights, metric, passed.hidden), passed.captured
+
+
+def metric_of_hidden(
+    model: LanguageModel,
+    weights: Weights,
+    metric: Metric,
+    hidden: Float[Array, "batch length dim"],
+) -> Float[Array, ""]:
+    """Computes a metric from the hidden states, which are the input of the output head."""
     if isinstance(metric, FunctionMetric):
-        value = metric(model.logits(weights, passed.hidden))
+        value = metric(model.logits(weights, hidden))
         if jnp.shape(value) != ():
             raise ValueError(
                 f"metric returns an array of shape {jnp.shape(value)}; it must return one number"
             )
-        return value, passed.captured
-    hidden = jax.lax.dynamic_slice_in_dim(passed.hidden, metric.position, 1, axis=1)
-    return metric(model.logits(weights, hidden)[:, 0]), passed.captured
+        return value
+    hidden = jax.lax.dynamic_slice_in_dim(hidden, metric.position, 1, axis=1)
+    return metric(model.logits(weights, hidden)[:, 0])
 
 
 measure = jax.jit(run_metric, static_argnames="model")

@@ -15,6 +15,7 @@ from jaxformer.interpret.ablation import ablate_heads
 from jaxformer.interpret.atlas import head_atlas
 from jaxformer.interpret.attention import attention_maps
 from jaxformer.interpret.attribution import attribute, input_gradients, state_norms
+from jaxformer.interpret.circuits import evaluate_circuits
 from jaxformer.interpret.edge_attribution import attribute_edges
 from jaxformer.interpret.edges import patch_edges
 from jaxformer.interpret.encoded_text import EncodedText
@@ -45,6 +46,7 @@ VIEWS = {
     "sweep": lambda *of: patch_sweep(*of, TOKENS, OTHERS, METRIC).effects,
     "edges": lambda *of: patch_edges(*of, TOKENS, OTHERS, METRIC, EDGES).effects,
     "edge attribution": lambda *of: attribute_edges(*of, TOKENS, OTHERS, METRIC).effects,
+    "circuits": lambda *of: evaluate_circuits(*of, TOKENS, OTHERS, METRIC, [EDGES])[:2],
     "ablation": lambda model, variables: ablate_heads(
         model, variables, next_token_batch(model, TOKENS)
     ),

@@ -16,7 +16,11 @@ from jaxformer.functional import chunked_cross_entropy
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.losses.token_masking import mask_tokens
 from jaxformer.interpret.attribution import attribute, input_gradients
+from jaxformer.interpret.circuits import evaluate_circuits
+from jaxformer.interpret.edge_attribution import attribute_edges
+from jaxformer.interpret.edges import patch_edges
 from jaxformer.interpret.lens import jacobian_lens, logit_lens
+from jaxformer.interpret.patching import LogitDifference
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.parameters import init
 from jaxformer.training.batch import Batch
@@ -139,6 +143,16 @@ def explained(function, name, *arguments):
     return function(model, variables, tokens, *arguments, **read)
 
 
+def measured_edges():
+    """Returns effects of edges and metrics of circuits."""
+    model, variables, _ = built("decoder")
+    texts = tiny.tokens(2, 2, 6), tiny.tokens(3, 2, 6)
+    arguments = (model, variables, *texts, LogitDifference(1, 2))
+    found = attribute_edges(*arguments)
+    circuits = evaluate_circuits(*arguments, [found.strongest(9)])
+    return found.effects, patch_edges(*arguments, found.strongest(9)).effects, circuits
+
+
 def saved(name, folder):
     model, variables, _ = built(name)
     jf.save(folder, model, variables)
@@ -181,6 +195,7 @@ PROGRAMS = {
     "gradients of inputs": lambda path: explained(input_gradients, "decoder", [1, 2], -1),
     "logit lens": lambda path: explained(logit_lens, "decoder"),
     "Jacobian lens": lambda path: explained(jacobian_lens, "decoder"),
+    "edges and circuits": lambda path: measured_edges(),
     "a certificate": lambda path: proved(),
     "a saved model": lambda path: saved("decoder", path / f"x64-{jax.config.jax_enable_x64}"),
 }

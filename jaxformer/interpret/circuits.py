@@ -5,26 +5,27 @@ receiver r reads
 
     x_r = x_r,corrupted + Σ_s in the circuit (s − s_corrupted)
 
-Here s is the sender's summand of the residual stream in this same pass; the summand of the
-embedding is that of the clean text. Edges in the circuit thus carry the values of the current pass,
-and all other edges carry the values of the run on the corrupted text. Without edges, the pass is
-the run on the corrupted text. With all edges, it is the run on the clean text.
+Here s is the sender's summand of the residual stream in the same pass. The embedding has its
+summand on the clean text. Edges in the circuit thus carry the values of the current pass, and all
+other edges carry the values of the run on the corrupted text. Without edges, the pass equals the
+run on the corrupted text. With all edges, the pass equals the run on the clean text.
 
 For a metric m and a circuit C, whose complement contains all other edges:
 
     faithfulness(C) = (m(C) − m(corrupted)) / (m(clean) − m(corrupted))
     completeness(C) = faithfulness(complement of C)
 
-A faithful circuit has a faithfulness close to 1. A complete circuit has a completeness close to 0:
-the other edges cannot do its work. Both definitions are those of Marks et al. Wang et al. instead
-compare metrics by absolute differences, and test completeness for many subsets of the circuit.
+A faithful circuit has a faithfulness near 1. A complete circuit has a completeness near 0, because
+the other edges cannot replace the circuit. Both definitions are from Marks et al. Wang et al.
+instead use absolute differences of metrics, and test completeness for many subsets of the circuit.
 
-A run of the complement of one edge patches this edge (see `edges.patch_edges`) with the roles of
-the two texts exchanged: it is the run on the clean text with the sender's corrupted summand.
+The complement of a single edge has the metric that `edges.patch_edges` measures for this edge with
+the two texts exchanged. In both cases, the model runs on the clean text, and one receiver reads the
+corrupted summand of one sender.
 
 Reference:
     Conmy et al. 2023, "Towards Automated Circuit Discovery"; Marks et al. 2024, "Sparse Feature
-    Circuits", §4; Wang et al. 2022, "Interpretability in the Wild", §4.
+    Circuits"; Wang et al. 2022, "Interpretability in the Wild", §4.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.functional.hooks import HookPoints, Hooks, Patch
+from jaxformer.functional.hooks import Hooks, Patch
 from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.layers.sublayer import At
@@ -251,6 +252,6 @@ def run_attention(
         patch: the new queries, keys and values.
     """
     attention = self_attention_layer(layer)
-    hook = HookPoints(Hooks(("attention.heads",), patch))
+    hook = tokens.hook(Hooks(("attention.heads",), patch))
     attention(weights["attention"], residual, At(tokens.contexts[attention], hook=hook))
     return hook.captured["attention.heads"]

@@ -9,8 +9,8 @@ Here s is the sender's summand of the residual stream. The gradient is the deriv
 to the residual stream that this receiver alone reads: the input of the norm before the queries,
 keys or values of one head, before the feed-forward layer, or before the logits. The sum runs over
 batch elements, positions and features. The approximation is exact if the metric is a linear
-function of what the receiver reads. It is poor if the receiver is saturated, for example if a head
-attends to one token only.
+function of the residual stream that the receiver reads. The approximation is poor if the receiver
+is saturated, for example if a head attends to one token only.
 
 Reference:
     Syed et al. 2023, "Attribution Patching Outperforms Automated Circuit Discovery"; Nanda 2023,

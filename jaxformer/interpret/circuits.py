@@ -43,18 +43,17 @@ from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.layers.sublayer import At
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
-from jaxformer.interpret.edges import (
+from jaxformer.interpret.edges import EdgeState, compare
+from jaxformer.interpret.graph import INPUTS, LAYER_RECEIVERS, Edge, Graph, model_graph
+from jaxformer.interpret.layers import by_layer, self_attention_layer
+from jaxformer.interpret.patching import AnyMetric, metric_of_hidden
+from jaxformer.interpret.streams import (
     POINTS,
-    EdgeState,
     Stream,
-    compare,
     head_outputs,
     layer_values,
     stream_tokens,
 )
-from jaxformer.interpret.graph import INPUTS, LAYER_RECEIVERS, Edge, Graph, model_graph
-from jaxformer.interpret.layers import by_layer, self_attention_layer
-from jaxformer.interpret.patching import AnyMetric, metric_of_hidden
 from jaxformer.interpret.summary import summary
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
@@ -155,7 +154,7 @@ def run_circuits(
         state: the arguments that are equal for all circuits.
         circuits: which edges each circuit contains.
     """
-    tokens, stack = stream_tokens(model, state), model.architecture.stack
+    tokens, stack = stream_tokens(model, state.weights, state.inputs), model.architecture.stack
     ends = np.cumsum(graph.counts)
 
     def circuit_metric(circuit: Bool[Array, "receivers senders"]) -> Float[Array, ""]:
@@ -196,7 +195,7 @@ def layer_differences(
 
     Args:
         graph: the graph of the model.
-        tokens: see `edges.stream_tokens`.
+        tokens: see `streams.stream_tokens`.
         layer: the layer.
         weights: the weights of the layer.
         index: the index of the layer.
@@ -244,7 +243,7 @@ def run_attention(
     """Computes the values of all heads from patched queries, keys and values.
 
     Args:
-        tokens: see `edges.stream_tokens`.
+        tokens: see `streams.stream_tokens`.
         layer: the layer.
         weights: the weights of the layer.
         residual: an input of the attention. The result does not depend on it, because the patch

@@ -29,17 +29,11 @@ from jaxformer.functional.inputs import Inputs
 from jaxformer.functional.layers.layer import Layer
 from jaxformer.functional.trees import Weights
 from jaxformer.interpret.attribution_patching import metric_gradients
-from jaxformer.interpret.edges import (
-    POINTS,
-    EdgeState,
-    EdgeSweep,
-    compare,
-    layer_values,
-    stream_tokens,
-)
+from jaxformer.interpret.edges import EdgeState, EdgeSweep, compare
 from jaxformer.interpret.graph import LAYER_RECEIVERS, Edge, Graph, model_graph
 from jaxformer.interpret.layers import by_layer
 from jaxformer.interpret.patching import AnyMetric
+from jaxformer.interpret.streams import POINTS, layer_values, stream_tokens
 from jaxformer.models.check import AnyArray
 from jaxformer.models.language_model import LanguageModel, Variables
 
@@ -97,7 +91,7 @@ def edge_scores(
         state: the arguments that are equal for all edges.
         slopes: the gradient of the metric with respect to the receivers' values, by hook point.
     """
-    tokens, stack = stream_tokens(model, state), model.architecture.stack
+    tokens, stack = stream_tokens(model, state.weights, state.inputs), model.architecture.stack
 
     def products(gradient: Float[Array, "receivers batch length dim"]) -> Array:
         return jnp.einsum(

@@ -50,7 +50,7 @@ BUGS = (
     # ---- values of senders and receivers
     Bug(
         "a feed-forward layer reads the residual stream before the heads of its layer",
-        "interpret.edges:read_stream",
+        "interpret.streams:read_stream",
         Replace(
             'captured["block.input" if graph.is_parallel else "block.middle"]',
             'captured["block.input"]',
@@ -59,13 +59,13 @@ BUGS = (
     ),
     Bug(
         "the corrupted summand is patched in place of the clean one",
-        "interpret.edges:sender_differences",
+        "interpret.streams:sender_differences",
         Replace("x - y", "y - x"),
         f"{NUMPY} {SLOPES} {NUMPY_PATCH}",
     ),
     Bug(
         "the summand of a head contains all heads of its layer",
-        "interpret.edges:head_outputs",
+        "interpret.streams:head_outputs",
         Replace("jnp.where(only, values, 0)", "values"),
         f"{NUMPY} {SLOPES} {NUMPY_PATCH}",
     ),
@@ -83,13 +83,13 @@ BUGS = (
     ),
     Bug(
         "a feed-forward layer reads the residual stream without its norm",
-        "interpret.edges:layer_value",
+        "interpret.streams:layer_value",
         Replace("layer[-1].sublayer_input(feedforward, weights, residual)", "residual"),
         f"{NUMPY} {NUMPY_PATCH}",
     ),
     Bug(
         "all heads of a layer read the residual stream of its first head",
-        "interpret.edges:layer_values",
+        "interpret.streams:layer_values",
         Replace("values[n, :, n]", "values[0, :, n]"),
         f"{NUMPY} {SLOPES}",
     ),

@@ -35,6 +35,8 @@ CASES = {
     "decoder heads together": ("decoder", "attention.heads", ("layer", "position")),
     "decoder attention.key": ("decoder", "attention.key", AXES),
     "decoder attention.weights": ("decoder", "attention.weights", ("layer", "head")),
+    "decoder attention.scores": ("decoder", "attention.scores", AXES),
+    "decoder norm": ("decoder", "attention_norm.divisor", ("layer", "position")),
     "decoder embedding": ("decoder", "embedding", ("position",)),
     "encoder attention.heads": ("encoder", "attention.heads", AXES),
     "source heads": ("encoder-decoder", "encoder.attention.heads", AXES),

@@ -10,6 +10,7 @@ import hashlib
 import html
 import re
 import zlib
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
@@ -97,6 +98,12 @@ def pack(array: Num[Array | np.ndarray, "*shape"], kind: str) -> dict[str, Any]:
     stored = np.ascontiguousarray(array, np.dtype(kind).newbyteorder("<"))
     data = base64.b64encode(zlib.compress(stored.tobytes(), 6)).decode()
     return {"type": kind, "shape": list(stored.shape), "data": data}
+
+
+def pack_texts(texts: Sequence[str]) -> dict[str, Any]:
+    """Packs texts. A byte that no UTF-8 text contains ends each text."""
+    joined = b"".join(text.encode() + b"\xff" for text in texts)
+    return pack(np.frombuffer(joined, np.uint8), "uint8")
 
 
 def pack_int8(array: Float[np.ndarray, "*shape"], axis: int) -> dict[str, Any]:

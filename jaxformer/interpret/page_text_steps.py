@@ -1,12 +1,14 @@
 r"""Steps of a tokenizer.json as a few simple steps that `page/tokenizer_steps.js` runs.
 
-The page has these steps: "form" (a Unicode normalization form), "lower", "replace", "prepend",
-"split" and "bytes". A step that has no translation raises `Unsupported`.
+The page has these steps: "form" (a Unicode normalization form), "lower", "characters" (see
+`page_charsmap.py`), "replace", "prepend", "split" and "bytes". A step that has no translation
+raises `Unsupported`.
 """
 
 from typing import Any
 
 from jaxformer.artifacts.tokenizer_parts import list_steps
+from jaxformer.interpret.page_charsmap import characters_step
 from jaxformer.interpret.page_patterns import (
     END,
     WHITE_SPACE,
@@ -46,7 +48,7 @@ def pre_tokenizer_steps(parts: dict[str, Any]) -> list[Step]:
         Unsupported: The page has no such pre-tokenizer.
     """
     old_steps = list_steps(parts, "pre_tokenizer")
-    shortens = {"Strip", "StripAccents", "BertNormalizer"}
+    shortens = {"Strip", "StripAccents", "BertNormalizer", "Precompiled"}
     kinds = {step["type"] for step in list_steps(parts, "normalizer")}
     if kinds & shortens and any(step.get("prepend_scheme") == "first" for step in old_steps):
         raise Unsupported(
@@ -88,6 +90,8 @@ def _normalizer(step: Step) -> list[Step]:
         return [{"type": "prepend", "text": step["prepend"]}]
     if kind == "Replace":
         return [_replace(_source(step["pattern"]), _as_content(step["content"]))]
+    if kind == "Precompiled":
+        return [characters_step(step["precompiled_charsmap"])]
     if kind == "BertNormalizer":
         return _bert_normalizer(step)
     raise Unsupported(f"the page has no normalizer {kind}")

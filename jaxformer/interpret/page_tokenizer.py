@@ -9,7 +9,7 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.interpret.encoded_text import MOST_TOKENS, text_frame
-from jaxformer.interpret.page_file import pack
+from jaxformer.interpret.page_file import pack, pack_texts
 from jaxformer.interpret.page_patterns import Unsupported
 from jaxformer.interpret.page_text_steps import (
     RUST_WORD,
@@ -19,8 +19,6 @@ from jaxformer.interpret.page_text_steps import (
 )
 from jaxformer.models.config.model import ModelConfig
 
-# A byte that no UTF-8 text contains ends each token of the packed vocabulary.
-_END = b"\xff"
 _MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
 _MODEL_FIELDS = """fuse_unk byte_fallback ignore_merges continuing_subword_prefix
     end_of_word_suffix max_input_chars_per_word""".split()
@@ -104,23 +102,18 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
         scores = np.array([score for _, score in model["vocab"]], "<f8")
         # Scores are compared exactly, so all 64 bits are packed.
         found |= {"scores": pack(scores.view("<i4"), "int32"), "unk_id": model["unk_id"]}
-        return found | {"vocabulary": _packed_tokens(tokens)}
+        return found | {"vocabulary": pack_texts(tokens)}
     ids: dict[str, int] = model["vocab"]
+    # The token of an unused id is empty.
     tokens = [""] * (max(ids.values(), default=-1) + 1)
     for token, number in ids.items():
         tokens[number] = token
-    found |= {"vocabulary": _packed_tokens(tokens), "unk_id": ids.get(model.get("unk_token") or "")}
+    found |= {"vocabulary": pack_texts(tokens), "unk_id": ids.get(model.get("unk_token") or "")}
     if model["type"] == "BPE":
         pairs = [(ids[left], ids[right]) for left, right in model["merges"]]
         # All left ids come first, because similar numbers compress better.
         found["merges"] = pack(np.array(pairs, np.int32).reshape(-1, 2).T, "int32")
     return found
-
-
-def _packed_tokens(tokens: list[str]) -> dict[str, Any]:
-    """Packs tokens in the order of their ids. The token of an unused id is empty."""
-    text = b"".join(token.encode() + _END for token in tokens)
-    return pack(np.frombuffer(text, np.uint8), "uint8")
 
 
 def _added(tokenizer: Tokenizer) -> list[dict[str, Any]]:

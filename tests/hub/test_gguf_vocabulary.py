@@ -3,7 +3,6 @@
 Two references encode a text from the file alone, by the rules of llama.cpp.
 """
 
-import io
 import itertools
 import json
 import warnings
@@ -13,7 +12,7 @@ import pytest
 import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 from tokenizers import processors as processors_
 
 import jaxformer as jf
@@ -21,7 +20,12 @@ from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.token_bytes import byte_characters
 from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.hub.gguf import export_gguf
-from jaxformer.hub.tokenizers.sentencepiece import t5_tokenizer
+from tests.artifacts.small_tokenizers import (
+    byte_level_bpe,
+    byte_tokens,
+    character_bpe,
+    trained_unigram,
+)
 from tests.errors import error_of
 from tests.hub import foreign
 from tests.properties import tiny
@@ -76,38 +80,18 @@ HERE = {
 
 def of_bytes(name: str) -> tokenizers.Tokenizer:
     steps, ignores_merges = HERE[name]
-    made = tokenizers.Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.Sequence(steps)
-    made.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator(CORPUS, trainer)
-    content = json.loads(made.to_str())
-    content["model"]["ignore_merges"] = ignores_merges
-    return tokenizers.Tokenizer.from_str(json.dumps(content))
+    return byte_level_bpe(steps, CORPUS, 330, SPECIAL, ignores_merges)
 
 
 def of_sentencepiece(kind: str) -> tokenizers.Tokenizer:
     """Returns BPE over characters with all merges of its tokens, as converters write it."""
     pieces = "th ▁t ▁th ▁the in ca me ▁in ▁ca came ▁came ti de ▁ti tide ▁tide ▁▁ 10 24".split()
     letters = sorted(set("".join(pieces)) | set("abcdefghijkl,.é"))
-    known = [*SPECIAL, *(f"<0x{n:02X}>" for n in range(256)), *pieces, *letters]
-    ids = {text: n for n, text in enumerate(known)}
+    known = [*SPECIAL, *byte_tokens(), *pieces, *letters]
     merges = [
-        (x[:n], x[n:]) for x in pieces for n in range(1, len(x)) if {x[:n], x[n:]} <= ids.keys()
+        (x[:n], x[n:]) for x in pieces for n in range(1, len(x)) if {x[:n], x[n:]} <= {*known}
     ]
-    options = {"unk_token": "<unk>", "byte_fallback": True, "fuse_unk": True}
-    made = tokenizers.Tokenizer(models.BPE(ids, merges, **options))
-    replace = normalizers.Replace(" ", "▁")
-    if kind == "llama":
-        made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
-    elif kind == "gemma":
-        made.normalizer = replace
-        made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    else:
-        made.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
+    made = character_bpe(kind, known, merges, byte_fallback=True, fuse_unk=True)
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     made.add_special_tokens(SPECIAL)
     made.add_tokens([AddedToken("<tool>", normalized=False)])
@@ -201,7 +185,7 @@ def test_byte_level_bpe_gives_the_token_ids_of_llama_cpp(name, tmp_path):
     check()
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma", "metaspace"])
+@pytest.mark.parametrize("kind", ["llama", "gemma", "first"])
 def test_sentencepiece_bpe_gives_the_token_ids_of_llama_cpp(kind, tmp_path):
     tokenizer, fields = written(tmp_path / "x.gguf", of_sentencepiece(kind))
     assert (fields["ggml.model"], fields["ggml.pre"]) == ("llama", "default")
@@ -210,28 +194,11 @@ def test_sentencepiece_bpe_gives_the_token_ids_of_llama_cpp(kind, tmp_path):
     @example("atin")  # "in" is merged before "ti", which is further left
     @given(TEXTS)
     def check(text):
-        if kind == "metaspace" and text.startswith((" ", "▁")):
+        if kind == "first" and text.startswith((" ", "▁")):
             return  # this step puts no second space before the text, llama.cpp does
         assert encoded_by_scores(text, fields) == tokenizer.encode(text)
 
     check()
-
-
-def trained_unigram(path, kind):
-    """Trains a unigram model, and returns sentencepiece's own encoder and the tokenizer."""
-    spm = pytest.importorskip("sentencepiece", reason="the reference is sentencepiece")
-    data = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(CORPUS * 9),
-        model_writer=data,
-        vocab_size=90,
-        hard_vocab_limit=False,
-        minloglevel=2,
-        **{"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
-        **UNIGRAMS[kind],
-    )
-    path.write_bytes(data.getvalue())
-    return spm.SentencePieceProcessor(model_proto=data.getvalue()), t5_tokenizer(path, 0)
 
 
 UNIGRAMS = {
@@ -248,7 +215,9 @@ PIECES = SpecialTokens((1,), None)
 
 @pytest.mark.parametrize("kind", mostly_slow(UNIGRAMS, "merged spaces"))
 def test_gguf_file_stores_the_unigram_model_of_sentencepiece(kind, tmp_path):
-    theirs, backend = trained_unigram(tmp_path / "spiece.model", kind)
+    theirs, backend = trained_unigram(
+        tmp_path / "spiece.model", CORPUS * 9, vocab_size=90, **UNIGRAMS[kind]
+    )
     _, fields = written(tmp_path / "x.gguf", backend, special=PIECES)
     number = theirs.vocab_size()
     assert fields["ggml.model"] == "t5"
@@ -383,7 +352,9 @@ def test_gguf_export_warns_about_missing_bpe_merge(tmp_path):
 @pytest.mark.parametrize("kind", UNIGRAMS)
 def test_llama_cpp_and_jaxformer_encode_unigram_tokens_equally(kind, tmp_path):
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
-    original, backend = trained_unigram(tmp_path / "spiece.model", kind)
+    original, backend = trained_unigram(
+        tmp_path / "spiece.model", CORPUS * 9, vocab_size=90, **UNIGRAMS[kind]
+    )
     tokenizer, _ = written(tmp_path / "x.gguf", backend, special=PIECES)
     theirs = llama_cpp.Llama(str(tmp_path / "x.gguf"), n_ctx=96, verbose=False)
 

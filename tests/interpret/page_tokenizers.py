@@ -2,7 +2,9 @@
 
 import json
 import random
+import tempfile
 from functools import cache
+from pathlib import Path
 
 import tokenizers
 from tokenizers import (
@@ -20,6 +22,12 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.artifacts.subwords import Subwords
 from jaxformer.artifacts.tokenizer import SpecialTokens
 from jaxformer.artifacts.tokenizer_copies import parsing_special
+from tests.artifacts.small_tokenizers import (
+    byte_level_bpe,
+    byte_tokens,
+    character_bpe,
+    trained_unigram,
+)
 from tests.artifacts.test_patterns import PUBLISHED
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|endoftext|>", "<|im_start|>"]
@@ -141,13 +149,6 @@ def corpus() -> list[str]:
     return [" ".join(numbers.choices(words, k=30)) + "\n\n" + "ab" * 20 for _ in range(60)]
 
 
-def with_fields(backend: tokenizers.Tokenizer, **fields) -> tokenizers.Tokenizer:
-    """Returns a copy whose model has other settings."""
-    content = json.loads(backend.to_str())
-    content["model"] |= fields
-    return tokenizers.Tokenizer.from_str(json.dumps(content))
-
-
 def add_tokens(backend: tokenizers.Tokenizer) -> Subwords:
     """Adds special tokens and tokens with every option, and a template."""
     backend.add_special_tokens(SPECIAL)
@@ -167,17 +168,12 @@ def add_tokens(backend: tokenizers.Tokenizer) -> Subwords:
 
 def of_pattern(name: str, ignore_merges: bool = False) -> Subwords:
     """Returns byte-level BPE with the pattern of a published tokenizer."""
-    backend = tokenizers.Tokenizer(models.BPE())
     splits = [pre_tokenizers.Split(Regex(x), "isolated") for x in PUBLISHED[name]]
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=name == "bloom", use_regex=False)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_])
-    backend.decoder = decoders.ByteLevel()
+    backend = byte_level_bpe([*splits, bytes_], corpus(), 700, SPECIAL, ignore_merges)
     if name == "qwen":
         backend.normalizer = normalizers.NFC()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    options = {"special_tokens": SPECIAL, "initial_alphabet": alphabet, "show_progress": False}
-    backend.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=700, **options))
-    return add_tokens(with_fields(backend, ignore_merges=ignore_merges))
+    return add_tokens(backend)
 
 
 def clip() -> Subwords:
@@ -196,32 +192,33 @@ def clip() -> Subwords:
 
 
 def sentencepiece(kind: str) -> Subwords:
-    """Returns BPE over characters with byte fallback, as converted from SentencePiece."""
+    """Returns BPE over characters as converted from SentencePiece.
+
+    The tokenizer of the kind "always" has no tokens of bytes.
+    """
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace()
     options = {"limit_alphabet": 60, "show_progress": False}
     learner.train_from_iterator(corpus(), trainers.BpeTrainer(vocab_size=400, **options))
     learned = json.loads(learner.to_str())["model"]
-    bytes_ = [] if kind == "no bytes" else [f"<0x{n:02X}>" for n in range(256)]
+    has_bytes = kind != "always"
+    bytes_ = byte_tokens() if has_bytes else []
     known = [*SPECIAL, *bytes_, *learned["vocab"], "▁▁", "▁▁▁▁", *"</s>", "</", "</s"]
-    ids = {text: number for number, text in enumerate(dict.fromkeys(known))}
     merges = [*map(tuple, learned["merges"]), ("▁", "▁"), ("▁▁", "▁▁")]
     # These merges build the special token "</s>" from plain text.
     merges += [("<", "/"), ("</", "s"), ("</s", ">")]
-    fuses = kind != "llama"
-    options = {"unk_token": "<unk>", "byte_fallback": bool(bytes_), "fuse_unk": fuses}
-    backend = tokenizers.Tokenizer(models.BPE(ids, merges, **options))
-    replace = normalizers.Replace(" ", "▁")
-    if kind == "llama":
-        backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace])
-    elif kind == "gemma":
-        backend.normalizer = replace
-        backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
-    else:
-        scheme, splits = ("always", True) if kind == "no bytes" else ("first", False)
-        backend.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=splits)
+    backend = character_bpe(kind, known, merges, byte_fallback=has_bytes, fuse_unk=kind != "llama")
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, decoders.Strip(" ", left=kind != "gemma")])
+    return add_tokens(backend)
+
+
+def t5(rule: str = "nmt_nfkc") -> Subwords:
+    """Returns a Unigram model of sentencepiece with a normalization rule, such as T5's."""
+    lines = [line for text in corpus() for line in text.split("\n\n")]
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"vocab_size": 300, "normalization_rule_name": rule}
+        _, backend = trained_unigram(Path(folder) / "spiece.model", lines, **options)
     return add_tokens(backend)
 
 
@@ -314,11 +311,12 @@ KINDS = {
     "clip": clip,
     "llama": lambda: sentencepiece("llama"),
     "gemma": lambda: sentencepiece("gemma"),
-    "mistral": lambda: sentencepiece("mistral"),
-    "no bytes": lambda: sentencepiece("no bytes"),
+    "mistral": lambda: sentencepiece("first"),
+    "no bytes": lambda: sentencepiece("always"),
     "unigram": lambda: unigram(byte_fallback=False),
     "unigram bytes": lambda: unigram(byte_fallback=True),
     "small unigram": small_unigram,
+    "t5": t5,
     "merged special": merged_special,
     "bert": lambda: word_piece("bert"),
     "words": lambda: word_piece("words"),

@@ -1,27 +1,28 @@
 """The tokenizer in JavaScript gives the ids of the tokenizer in Python."""
 
+import base64
 import json
+import random
 import re
-import shutil
+import struct
 from pathlib import Path
 
 import pytest
-from tokenizers import Regex, pre_tokenizers
+from tokenizers import Regex, normalizers, pre_tokenizers
 
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
+from jaxformer.artifacts.tokenizer_parts import list_steps
 from jaxformer.interpret import page_file
-from jaxformer.interpret.page_patterns import js_pattern
+from jaxformer.interpret.page_charsmap import characters_step
+from jaxformer.interpret.page_file import unpack
+from jaxformer.interpret.page_patterns import Unsupported, js_pattern
 from jaxformer.interpret.page_tokenizer import page_tokenizer, tokenizer_reason
 from tests.artifacts.test_patterns import PUBLISHED, SIMPLE
-from tests.interpret.page_tokenizers import KINDS, hard_texts
+from tests.interpret.chromium import launched
+from tests.interpret.page_tokenizers import KINDS, hard_texts, t5
 from tests.slow import mostly_slow
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 
 
 def script():
@@ -45,12 +46,10 @@ def script():
 
 @pytest.fixture(scope="module")
 def tab():
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = opened.new_page()
+    with launched() as browser:
+        page = browser.new_page()
         page.add_script_tag(content=script())
         yield page
-        opened.close()
 
 
 ENCODE = """async ([data, texts]) => {
@@ -75,6 +74,64 @@ def test_page_encodes_texts_to_the_ids_of_the_python_tokenizer(kind, tab):
     decoded = [tokenizer.decode(ids) for ids in expected]
     wrong = [(x, y) for x, y in zip(found["texts"], decoded, strict=True) if x != y]
     assert not wrong, (len(wrong), min(wrong, key=lambda item: len(item[0])))
+
+
+# Base characters, and marks that join them in one grapheme cluster or that SentencePiece replaces.
+BASES = "aeoAÅéøß1½①Ⅷ ﬁﬃ㍿ｆＦ！ﾊｶ猫か한가ᄀᆨকक🙂👩🇩🇪❤️ſK\r\n\t\0\u00a0\u3000\u200b\u2028\u0085"
+MARKS = (
+    "\u0301\u0308\u0323\u0302\u0327\u0345\u3099\u309a\u094d\u200d\ufe0f\u20e3\U0001f3fdﾞ\u1161\u11a8"
+)
+NORMALIZE = """async ([steps, texts]) => texts.map(textNormalizer(await unpackAll(steps)))"""
+
+
+def cluster_text(numbers):
+    """Returns a text of base characters, each followed by up to four marks."""
+    characters = (
+        numbers.choice(BASES) + "".join(numbers.choices(MARKS, k=numbers.choice((0, 0, 1, 2, 4))))
+        for _ in range(numbers.randint(1, 30))
+    )
+    return "".join(characters)
+
+
+@pytest.mark.parametrize("rule", mostly_slow(["nmt_nfkc", "nfkc", "nmt_nfkc_cf"], "nmt_nfkc"))
+def test_page_replaces_characters_as_the_precompiled_normalizer_of_the_library(rule, tab):
+    parts = t5(rule).parts
+    (step,) = (x for x in list_steps(parts, "normalizer") if x["type"] == "Precompiled")
+    charsmap = base64.b64decode(step["precompiled_charsmap"])
+    numbers = random.Random(0)
+    texts = [*hard_texts(300), *(cluster_text(numbers) for _ in range(1_000))]
+    translated = [characters_step(step["precompiled_charsmap"])]
+    found = tab.evaluate(NORMALIZE, [translated, texts])
+    expected = list(map(normalizers.Precompiled(charsmap).normalize_str, texts))
+    wrong = [x for x in zip(texts, found, expected, strict=True) if x[1] != x[2]]
+    assert not wrong, (len(wrong), min(wrong, key=lambda item: len(item[0])))
+    assert sum(x != y for x, y in zip(texts, expected, strict=True)) > 900
+    size = len(json.dumps(translated))
+    print(f"{len(charsmap):,} bytes of the map became {size:,} bytes of the page")
+    assert size < 40_000
+
+
+def charsmap_of(value: int, offset: int, texts: bytes) -> str:
+    r"""Returns a map with the key "\x01": its value is a place in the texts, at node 3 ^ offset."""
+    units = [2 << 10, 0, 1 << 31 | value, 1 | 1 << 8 | offset << 10]
+    return base64.b64encode(struct.pack("<I4I", 16, *units) + texts).decode()
+
+
+def test_character_map_with_one_key_is_read():
+    step = characters_step(charsmap_of(3, 1, b"no\0\xc3\xa9\0"))
+    assert [unpack(step[name]).tobytes() for name in ("from", "to")] == [
+        b"\x01\xff",
+        b"\xc3\xa9\xff",
+    ]
+
+
+@pytest.mark.parametrize(
+    "charsmap",
+    ["", charsmap_of(9, 1, b"a\0"), charsmap_of(0, 9, b"a\0"), charsmap_of(0, 1, b"\xff\0")],
+)
+def test_damaged_character_map_of_a_tokenizer_is_rejected(charsmap):
+    with pytest.raises(Unsupported, match="the character map of the normalizer is damaged: "):
+        characters_step(charsmap)
 
 
 MOST_FILES = 1_600
@@ -111,7 +168,7 @@ def test_translated_pattern_splits_texts_as_the_tokenizers_library(pattern, beha
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["merges", "llama", "unigram bytes", "clip"])
+@pytest.mark.parametrize("kind", ["merges", "llama", "unigram bytes", "clip", "t5"])
 def test_page_encodes_10_000_characters_in_well_under_a_second(kind, tab):
     tokenizer = KINDS[kind]()
     words = " ".join(hard_texts(1_000))[:10_000]

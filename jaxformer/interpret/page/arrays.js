@@ -31,6 +31,16 @@ async function unpackArray(packed) {
   return { shape: packed.shape, codes: raw, scales, axis: packed.axis };
 }
 
+/** Returns packed texts, each of which ends with the byte 255. */
+export function unpackTexts(bytes) {
+  const reader = new TextDecoder("utf-8", { ignoreBOM: true }), texts = [];
+  for (let start = 0, end; start < bytes.length; start = end + 1) {
+    end = bytes.indexOf(255, start);
+    texts.push(reader.decode(bytes.subarray(start, end)));
+  }
+  return texts;
+}
+
 async function inflate(bytes) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Response(stream).arrayBuffer();

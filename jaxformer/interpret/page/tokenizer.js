@@ -1,6 +1,7 @@
 // The model's tokenizer, which gives the same ids as the tokenizer in Python.
 
 import { addedTokenFinder } from "./added_tokens.js";
+import { unpackTexts } from "./arrays.js";
 import { bytePairModel } from "./byte_pairs.js";
 import { tokenDecoder } from "./token_decoder.js";
 import { textNormalizer, wordSplitter } from "./tokenizer_steps.js";
@@ -12,7 +13,7 @@ const LONGEST_KEPT = 100; // characters
 
 /** Returns {encode, decode}. `encode(text)` is without the ids before and after a text. */
 export function createTokenizer(data) {
-  const tokens = unpackTokens(data.model.vocabulary.data);
+  const tokens = unpackTexts(data.model.vocabulary.data);
   const ids = new Map(tokens.map((token, id) => [token, id]).filter(([token]) => token));
   const encodeWord = keepWords(TOKENIZER_MODELS[data.model.type](data.model, tokens, ids));
   const [raw, normalized] = [false, true].map((isNormalized) => addedTokenFinder(
@@ -31,16 +32,6 @@ export function createTokenizer(data) {
     .filter((id) => !added.get(id)?.special && (added.has(id) || tokens[id]))
     .map((id) => ({ text: added.get(id)?.text ?? tokens[id], isAdded: added.has(id) })));
   return { encode: data.parses_special ? encodePlain : spellingOut(data, added, tokens, encodePlain), decode };
-}
-
-/** Returns the tokens of a packed vocabulary, in which the byte 255 ends each token. */
-function unpackTokens(bytes) {
-  const reader = new TextDecoder("utf-8", { ignoreBOM: true }), tokens = [];
-  for (let start = 0, end; start < bytes.length; start = end + 1) {
-    end = bytes.indexOf(255, start);
-    tokens.push(reader.decode(bytes.subarray(start, end)));
-  }
-  return tokens;
 }
 
 /** Returns `encodeWord` with a memory of short words. */

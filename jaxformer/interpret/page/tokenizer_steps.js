@@ -1,5 +1,7 @@
 // The steps before the tokenizer's model: normalization, and splitting of a text into words.
 
+import { characterReplacer } from "./characters.js";
+
 const BYTE_CHARACTERS = byteCharacters();
 const utf8 = new TextEncoder();
 
@@ -29,6 +31,7 @@ export function wordSplitter(steps) {
 function pieceStep(step) {
   const pattern = step.pattern === undefined ? null : new RegExp(step.pattern, "gu");
   const change = {
+    characters: step.type === "characters" && characterReplacer(step),
     form: (text) => text.normalize(step.form),
     lower: (text) => Array.from(text, (c) => c.toLowerCase()).join(""),
     replace: (text) => text.replace(pattern, step.content),

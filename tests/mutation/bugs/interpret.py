@@ -10,6 +10,7 @@ LAYERS = "interpret/test_layers.py"
 GRADIENTS = "interpret/test_attribution.py"
 PROBES = "interpret/test_probes.py"
 NAMES = "interpret/test_token_names.py"
+PAGE_TOKENS = "interpret/test_page_tokenizer.py"
 LOOPS = f"{SCORES}::test_head_scores_equal_explicit_loops_over_queries_and_keys"
 CROSS = f"{SCORES}::test_cross_attention_scores_equal_explicit_loops_over_positions"
 PATCH = f"{ABLATION}::test_ablating_a_head_equals_patching_it_with_its_mean_output"
@@ -30,6 +31,18 @@ BUGS = (
         "functional.linear.affine:dense_all",
         unchanged,
         "interpret/test_kernels.py::test_explain_page_of_lora_or_int8_model_equals_that_of_dense_weights",
+    ),
+    Bug(
+        "a page lacks the keys of 5 bytes of a character map",
+        "interpret.page_charsmap:_shortest_keys",
+        Replace("len(key) == _LONGEST - 1", "len(key) == _LONGEST - 2"),
+        f"{PAGE_TOKENS}::test_page_replaces_characters_as_the_precompiled_normalizer_of_the_library",
+    ),
+    Bug(
+        "a page ignores a damaged node of a character map",
+        "interpret.page_charsmap:characters_step",
+        Replace("(IndexError, ValueError)", "ValueError"),
+        f"{PAGE_TOKENS}::test_damaged_character_map_of_a_tokenizer_is_rejected",
     ),
     # ---- scores
     Bug(

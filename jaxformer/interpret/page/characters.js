@@ -1,0 +1,29 @@
+// Replaces characters as the normalizer `Precompiled` of the `tokenizers` library, which T5 has.
+
+import { unpackTexts } from "./arrays.js";
+
+const LONGEST_CLUSTER = 6; // bytes; the library looks up a cluster of so many only by its characters
+const clusters = new Intl.Segmenter("und", { granularity: "grapheme" });
+const clusterBytes = new TextEncoder();
+
+/** Returns a function that replaces the texts `from` by the texts `to`. */
+export function characterReplacer({ from, to }) {
+  const found = unpackTexts(to.data);
+  const replacements = new Map(unpackTexts(from.data).map((text, i) => [text, found[i]]));
+  const replace = ({ segment }) => {
+    const isShort = clusterBytes.encode(segment).length < LONGEST_CLUSTER;
+    return (isShort ? ofShortestPrefix(segment, replacements) : null)
+      ?? Array.from(segment, (character) => replacements.get(character) ?? character).join("");
+  };
+  return (text) => Array.from(clusters.segment(text), replace).join("");
+}
+
+/** Returns the replacement of the shortest prefix that has one; null if no prefix has one. */
+function ofShortestPrefix(cluster, replacements) {
+  let prefix = "";
+  for (const character of cluster) {
+    prefix += character;
+    if (replacements.has(prefix)) return replacements.get(prefix);
+  }
+  return null;
+}

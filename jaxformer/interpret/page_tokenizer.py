@@ -17,6 +17,7 @@ from jaxformer.interpret.page_text_steps import (
     normalizer_steps,
     pre_tokenizer_steps,
 )
+from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.config.model import ModelConfig
 
 _MODELS = ("BPE", "Unigram", "WordPiece", "WordLevel")
@@ -56,9 +57,27 @@ def tokenizer_data(tokenizer: Tokenizer | None, config: ModelConfig) -> dict[str
         before, after = text_frame(config, tokenizer)
     except ValueError as error:
         return {"tokenizer_reason": str(error).removeprefix("tokenizer: ")}
-    limits = {"most_tokens": min(config.max_length, MOST_TOKENS), "num_ids": config.vocab_size}
-    frame = {"before": before, "after": after}
-    return {"tokenizer": page_tokenizer(tokenizer) | limits | frame}
+    texts = {"text": _text_limits(before, after, config.max_length, config.vocab_size)}
+    if isinstance(config, ReadsSource):
+        around = list(tokenizer.before), list(tokenizer.after)
+        texts["source"] = _text_limits(*around, config.longest_source, config.num_source_ids)
+    return {"tokenizer": page_tokenizer(tokenizer) | texts}
+
+
+def _text_limits(
+    before: list[int], after: list[int], max_length: int, num_ids: int
+) -> dict[str, Any]:
+    """Returns the ids around a text, and the limits of its tokens.
+
+    Args:
+        before: The ids before the text.
+        after: The ids after the text.
+        max_length: The number of tokens that the model reads.
+        num_ids: The number of token ids of the model.
+    """
+    most = min(max_length, MOST_TOKENS)
+    limits = {"most_tokens": most, "limited_by_page": most < max_length, "num_ids": num_ids}
+    return {"before": before, "after": after} | limits
 
 
 def page_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -249,7 +249,7 @@ def test_page_names_the_tokenizer_component_that_it_does_not_support():
         tokenizer_reason(Own(tokenizer()._backend)) == "the page has no tokenizer of the class Own"
     )
     assert "from token ids" in tokenizer_data(None, config)["tokenizer_reason"]
-    assert tokenizer_data(tokenizer(), config)["tokenizer"]["before"] == [0]
+    assert tokenizer_data(tokenizer(), config)["tokenizer"]["text"]["before"] == [0]
 
 
 UNKNOWN = r"[a-z&&[^x]] [a[^b]] [[:alpha:]] \bx \W (a)\1 ^a a$ (?m:a) (?i:ss) \p{Alpha} a{2}+ a{2}?"

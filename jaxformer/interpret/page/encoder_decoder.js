@@ -6,6 +6,7 @@ import { headWeights, hiddenKeys } from "./heads.js";
 import { linear } from "./maths.js";
 import { createModel, finishRow, forward } from "./model.js";
 import { addLogits, addStream, matrixCache } from "./readings.js";
+import { addRuns, changedStrength, knownForSource } from "./runs.js";
 import { shareTokens } from "./weights.js";
 
 /** Returns {encoder, decoder}: two stacks, which may share their token vectors. */
@@ -57,44 +58,31 @@ export function encoderDecoderValues(data) {
   };
   addLogits(values, pair.decoder);
   const forgetLenses = addStream(values, pair.decoder, { added: "attention", norm: "attention_norm" });
-  const forget = () => { matrices.forget(); forgetLenses(); };
-
-  /** Computes new tokens or a new source; `position` is the first target token that differs. */
-  values.begin = function* (tokens, position, source) {
-    const ones = new Float64Array(size).fill(1);
-    const old = values.baseline;
-    const same = old !== null && String(old.encoded.tokens) === String(source);
-    const encoded = same ? old.encoded : yield* forward(pair.encoder, source, ones.subarray(2 * own));
-    const memory = same ? old.memory : yield* encodeMemory(pair, encoded);
-    const known = same ? { run: old, position } : null;
-    const baseline = yield* forward(pair.decoder, tokens, ones.subarray(0, 2 * own), known, memory);
-    baseline.encoded = encoded;
-    const run = yield* ablated(baseline);
-    Object.assign(values, { baseline, run });
-    forget();
-  };
-  /** Computes the same tokens with the current strengths of the heads. */
-  values.beginAgain = function* () {
-    values.run = yield* ablated(values.baseline);
-    forget();
-  };
-  function* ablated(baseline) {
-    const strengths = values.strengths.slice();
-    if (strengths.every((strength) => strength === 1)) return baseline;
-    const inEncoder = strengths.subarray(2 * own), inDecoder = strengths.subarray(0, 2 * own);
-    let { encoded, memory } = baseline, known = null;
-    const first = inEncoder.findIndex((strength) => strength !== 1);
-    if (first >= 0) {
-      const layer = Math.floor(first / config.encoder.num_heads);
-      encoded = yield* forward(pair.encoder, encoded.tokens, inEncoder, { run: encoded, layer });
-      memory = yield* encodeMemory(pair, encoded);
-    } else {
-      known = { run: baseline, layer: firstLayer(inDecoder, config) };
-    }
-    const run = yield* forward(pair.decoder, baseline.tokens, inDecoder, known, memory);
-    run.encoded = encoded;
-    return run;
-  }
+  const ones = new Float64Array(size).fill(1);
+  addRuns(values, {
+    *compute(tokens, known, source) {
+      const same = knownForSource(known, source);
+      const encoded = same ? same.run.encoded : yield* forward(pair.encoder, source, ones.subarray(2 * own));
+      const memory = same ? same.run.memory : yield* encodeMemory(pair, encoded);
+      const run = yield* forward(pair.decoder, tokens, ones.subarray(0, 2 * own), same, memory);
+      return Object.assign(run, { encoded });
+    },
+    *ablate(baseline, strengths) {
+      const inEncoder = strengths.subarray(2 * own), inDecoder = strengths.subarray(0, 2 * own);
+      let { encoded, memory } = baseline, known = null;
+      const first = changedStrength(inEncoder);
+      if (first >= 0) {
+        const layer = Math.floor(first / config.encoder.num_heads);
+        encoded = yield* forward(pair.encoder, encoded.tokens, inEncoder, { run: encoded, layer });
+        memory = yield* encodeMemory(pair, encoded);
+      } else {
+        known = { run: baseline, layer: firstLayer(inDecoder, config) };
+      }
+      const run = yield* forward(pair.decoder, baseline.tokens, inDecoder, known, memory);
+      return Object.assign(run, { encoded });
+    },
+    forget: () => { matrices.forget(); forgetLenses(); },
+  });
   return values;
 }
 

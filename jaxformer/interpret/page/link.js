@@ -48,14 +48,14 @@ export function pageLink(store, tabs, setTheme) {
     if (found?.wrong) say(`The page ignores the state in its address: “${found.wrong}” does not fit this model and this text.`);
     if (found?.state) apply({ ...link.defaults, ...found.state });
   }
-  function apply({ tab, position, kind, layer, head, tokens, strengths, theme }) {
+  function apply({ tab, position, kind, layer, head, tokens, strengths, theme, source }) {
     const { values, data } = store;
     store.select({ kind, layer, head: head ?? 0 });
     if (theme) setTheme(theme);
     tabs.choose(tabs.views.find((view) => view.id === tab));
     if (!values.live) return store.select({ position });
     values.strengths.set(strengths);
-    store.edit(() => ({ tokens: tokens ?? data.tokens, first: 0, select: position }));
+    store.edit(() => ({ tokens: tokens ?? data.tokens, source: source ?? data.source, first: 0, select: position }));
   }
   link.start = () => {
     store.subscribe((what) => {

@@ -1,17 +1,19 @@
 // The state of the page as text for its address: "v1;tab=attention;pos=3;kind=0;layer=1;head=2".
 //
 // tokens=…  the ids in base 36, only if the text was edited
-// s=…       layer/head/strength of each head whose strength is not 1
+// source=…  the ids of the source in base 36, only if the source was edited
+// s=…       layer/head/strength of each head whose strength is not 1; the layers of cross-attention
+//           and of an encoder follow those of the decoder
 // theme=…   only if the reader chose a theme
 
 /** Returns the state of the page. */
 export function stateOf(store, tabs) {
-  const { selection, values, tokens, data } = store;
+  const { selection, values, tokens, source, data } = store;
   const { position, kind, layer, head } = selection;
-  const isEdited = tokens.length !== data.tokens.length || tokens.some((id, i) => id !== data.tokens[i]);
+  const ifEdited = (ids, original) => (values.live && String(ids) !== String(original) ? [...ids] : null);
   return {
     tab: tabs.chosen.id, position, kind, layer, head,
-    tokens: values.live && isEdited ? [...tokens] : null,
+    tokens: ifEdited(tokens, data.tokens), source: ifEdited(source, data.source),
     strengths: values.live ? [...values.strengths] : null,
     theme: document.documentElement.dataset.theme ?? null,
   };
@@ -20,7 +22,9 @@ export function stateOf(store, tabs) {
 /** Writes a state as text, without "#". `numHeads` is the number of heads of each layer. */
 export function writeState(state, numHeads) {
   const parts = ["v1", `tab=${state.tab}`, `pos=${state.position}`, `kind=${state.kind}`, `layer=${state.layer}`, `head=${state.head}`];
-  if (state.tokens) parts.push(`tokens=${state.tokens.map((id) => id.toString(36)).join(".")}`);
+  for (const name of ["tokens", "source"]) {
+    if (state[name]) parts.push(`${name}=${state[name].map((id) => id.toString(36)).join(".")}`);
+  }
   const changed = (state.strengths ?? []).flatMap((x, i) =>
     x === 1 ? [] : [`${Math.floor(i / numHeads)}/${i % numHeads}/${Number(x.toFixed(2))}`]);
   if (changed.length) parts.push(`s=${changed.join(",")}`);
@@ -57,13 +61,18 @@ const FIELDS = { pos: "position", s: "strengths" };
 /** Returns a whole number below `end`, or undefined. */
 const below = (text, end) => (/^\d{1,6}$/.test(text) && Number(text) < end ? Number(text) : undefined);
 
+/** Returns at most `most` ids below `numIds`, or undefined. */
+function readIds(text, most, numIds) {
+  const ids = text.split(".").map((word) => (/^[0-9a-z]{1,6}$/.test(word) ? parseInt(word, 36) : numIds));
+  return ids.length <= most && ids.every((id) => id < numIds) ? ids : undefined;
+}
+
 const READERS = {
   tab: (text, { tabs }) => tabs.views.find((view) => view.id === text)?.id,
-  tokens: (text, { store }) => {
-    const { live } = store.values, { vocab_size, max_length } = store.data.config;
-    const ids = text.split(".").map((word) => (/^[0-9a-z]{1,6}$/.test(word) ? parseInt(word, 36) : -1));
-    return live && ids.length <= max_length && ids.every((id) => id >= 0 && id < vocab_size) ? ids : undefined;
-  },
+  tokens: (text, { store: { values, data: { config } } }) =>
+    values.live ? readIds(text, config.max_length, config.vocab_size) : undefined,
+  source: (text, { store: { values, data: { source, config } } }) =>
+    values.live && source ? readIds(text, config.max_source_length, config.source_vocab_size) : undefined,
   pos: (text, { store, state }) => below(text, (state.tokens ?? store.data.tokens).length),
   kind: (text, { store }) => below(text, Math.max(1, store.values.kinds.length)),
   layer: (text, { store, state }) => below(text, store.values.kinds[state.kind ?? 0]?.numLayers ?? 1),
@@ -74,12 +83,13 @@ const READERS = {
   },
   s: (text, { store }) => {
     if (!store.values.live) return undefined;
-    const { num_layers, num_heads } = store.data.config;
+    const { num_heads = 1 } = store.data.config;
     const strengths = new Array(store.values.strengths.length).fill(1);
     for (const item of text.split(",")) {
       const [, layer, head, strength] = /^(\d{1,4})\/(\d{1,4})\/([012](?:\.\d{1,2})?)$/.exec(item) ?? [];
-      if (!(layer < num_layers && head < num_heads && strength <= 2)) return undefined;
-      strengths[layer * num_heads + Number(head)] = Number(strength);
+      const index = layer * num_heads + Number(head);
+      if (!(head < num_heads && index < strengths.length && strength <= 2)) return undefined;
+      strengths[index] = Number(strength);
     }
     return strengths;
   },

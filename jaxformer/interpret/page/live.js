@@ -3,6 +3,7 @@
 import { headWeights, hiddenKeys } from "./heads.js";
 import { createModel, forward } from "./model.js";
 import { addLogits, addStream, matrixCache } from "./readings.js";
+import { addRuns, changedStrength } from "./runs.js";
 
 /**
  * Returns the values of a decoder or an encoder; `begin` computes another run in small steps.
@@ -24,30 +25,15 @@ export function liveValues(data) {
   values.attention = matrices.read;
   addLogits(values, model);
   const forgetLenses = addStream(values, model, { added: "attention", norm: "attention_norm" });
-  const forget = () => { matrices.forget(); forgetLenses(); };
-
-  /** Computes new tokens; `position` is the first one that differs from those of the last run. */
-  values.begin = function* (tokens, position) {
-    const ones = new Float64Array(size).fill(1);
-    const old = values.baseline && { run: values.baseline, position };
-    const baseline = yield* forward(model, tokens, ones, old);
-    const run = yield* ablated(baseline);
-    Object.assign(values, { baseline, run });
-    forget();
-  };
-  /** Computes the same tokens with the current strengths of the heads. */
-  values.beginAgain = function* () {
-    values.run = yield* ablated(values.baseline);
-    forget();
-  };
-  function* ablated(baseline) {
-    const strengths = values.strengths.slice();
-    const first = strengths.findIndex((strength) => strength !== 1);
-    if (first < 0) return baseline;
-    const layer = Math.floor(first / config.num_heads);
-    return yield* forward(model, baseline.tokens, strengths, { run: baseline, layer });
-  }
-
+  const ones = new Float64Array(size).fill(1);
+  addRuns(values, {
+    compute: (tokens, known) => forward(model, tokens, ones, known),
+    ablate: (baseline, strengths) => {
+      const layer = Math.floor(changedStrength(strengths) / config.num_heads);
+      return forward(model, baseline.tokens, strengths, { run: baseline, layer });
+    },
+    forget: () => { matrices.forget(); forgetLenses(); },
+  });
   values.hidden = (kind, layer) => hiddenKeys(config, layer, values.run.length);
   return values;
 }

@@ -2,7 +2,7 @@
 
 import { barList, button, card, el, note, percent } from "./dom.js";
 import { nextTokens } from "./sampling.js";
-import { setDisabled } from "./source_tools.js";
+import { disableFor } from "./reasons.js";
 
 const MASK_BARS = 8;
 
@@ -52,8 +52,8 @@ export function maskView(store) {
     const { position } = store.selection;
     const isMasked = store.tokens[position] === data.mask;
     about.textContent = `Selected: token ${position}, ${store.name(store.tokens[position])}.`;
-    setDisabled(mask, isMasked, "This token is masked already.");
-    setDisabled(fill, !isMasked, "Mask the selected token first.");
+    disableFor(mask, isMasked ? "This token is masked already." : null);
+    disableFor(fill, isMasked ? null : "Mask the selected token first.");
     const masked = store.tokens.flatMap((id, i) => (id === data.mask ? [i] : []));
     for (const at of hidden.keys()) if (!masked.includes(at)) hidden.delete(at);
     if (!masked.length) return void places.replaceChildren(note("No token is masked. Select a token of the text and press “Mask this token”."));

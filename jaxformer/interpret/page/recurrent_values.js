@@ -5,6 +5,7 @@ import { sourceAttention } from "./luong.js";
 import { createModel } from "./model.js";
 import { addLogits, addNoStream } from "./readings.js";
 import { runRecurrent, stateRow } from "./recurrent.js";
+import { addRuns, knownForSource } from "./runs.js";
 import { shareTokens } from "./weights.js";
 
 /** Returns the values of an RNN or an LSTM; `live.js` has the same functions. */
@@ -32,24 +33,17 @@ export function recurrentPairValues(data) {
   const kinds = config.attends ? [{ ...about, numLayers: 1, numHeads: 1, layers: [last] }] : [];
   const values = Object.assign(emptyValues(model, kinds), { encoder, recurrent: model });
   values.strengths = new Float64Array(kinds.length).fill(1);
-  const attended = function* (run, strength) {
-    return config.attends ? yield* sourceAttention(model, run, strength) : run;
-  };
-  values.begin = function* (tokens, position, source) {
-    const old = values.baseline;
-    const same = old !== null && String(old.encoded.tokens) === String(source);
-    const encoded = same ? old.encoded : yield* runRecurrent(encoder, source);
-    const known = same ? { run: old, position } : null;
-    const states = yield* runRecurrent(model, tokens, known, lastStates(encoded, config.hidden_dim));
-    states.encoded = encoded;
-    values.baseline = yield* attended(states, 1);
-    values.states = states;
-    yield* values.beginAgain();
-  };
-  values.beginAgain = function* () {
-    const [strength = 1] = values.strengths;
-    values.run = strength === 1 ? values.baseline : yield* attended(values.states, strength);
-  };
+  addRuns(values, {
+    *compute(tokens, known, source) {
+      const same = knownForSource(known, source);
+      const encoded = same ? same.run.encoded : yield* runRecurrent(encoder, source);
+      const states = yield* runRecurrent(model, tokens, same, lastStates(encoded, config.hidden_dim));
+      states.encoded = encoded;
+      return config.attends ? { ...(yield* sourceAttention(model, states, 1)), unattended: states } : states;
+    },
+    ablate: (baseline, [strength]) => sourceAttention(model, baseline.unattended, strength),
+    forget: () => {},
+  });
   values.attention = () => ({ rows: values.run.length, columns: values.run.encoded.length, values: values.run.weights });
   return values;
 }

@@ -2,9 +2,11 @@
 
 import { tokenField } from "./combobox.js";
 import { button, el } from "./dom.js";
+import { disableFor, reasonNote } from "./reasons.js";
+import { explainNoMatch, TYPED_TEXTS } from "./text_field.js";
 
 /** Returns {element, select, update}; `strip` shows the source tokens. */
-export function sourceTools(store, strip) {
+export function sourceTools(store, strip, tokenizer) {
   const { data, values } = store;
   if (!values.live || !store.source) return null;
   const tools = { position: 0 };
@@ -16,8 +18,13 @@ export function sourceTools(store, strip) {
   });
   const replace = (id) => edit((source, at) => (source[at] = id), 0);
   const names = data.names.slice(0, data.config.source_vocab_size);
-  const field = tokenField({ label: "Other source token", names, onChoose: replace });
-  const withToken = (action) => () => { const id = field.value(); if (id !== null) action(id); };
+  const explain = (text) => explainNoMatch(text, names, tokenizer, TYPED_TEXTS.source.label());
+  const field = tokenField({ label: "Other source token", names, onChoose: replace, explain });
+  const withToken = (action) => () => {
+    const id = field.value();
+    if (id === null) field.explain();
+    else action(id);
+  };
   const insert = (id) => edit((source, at) => source.splice(at + 1, 0, id), 1);
   const buttons = [
     button("Replace", withToken(replace)),
@@ -26,25 +33,20 @@ export function sourceTools(store, strip) {
     button("Reset source", () => store.edit((tokens) => ({ tokens, source: data.source }))),
   ];
   const [, insertButton, deleteButton] = buttons;
+  const reasons = reasonNote(buttons);
   tools.select = (position) => {
     tools.position = position;
     strip.select(position);
   };
   tools.update = () => {
     const { length } = store.source, most = data.config.max_source_length;
-    setDisabled(deleteButton, length < 2, "The source needs at least one token.");
-    setDisabled(insertButton, length >= most, `This model reads at most ${most} source tokens.`);
+    disableFor(deleteButton, length < 2 ? "the source needs at least one token." : null);
+    disableFor(insertButton, length >= most ? `the source is full: it has ${length} tokens, and this model takes at most ${most}.` : null);
+    reasons.update();
     strip.select(Math.min(tools.position, length - 1));
   };
   tools.element = el("div", { class: "tools", role: "group", "aria-label": "Edit the source" }, [
-    field.element, el("div", { class: "buttons" }, buttons),
+    field.element, el("div", { class: "buttons" }, buttons), field.note, reasons.element,
   ]);
   return tools;
-}
-
-/** Disables a button and says why. */
-export function setDisabled(item, isDisabled, reason) {
-  item.disabled = isDisabled;
-  if (isDisabled) item.setAttribute("title", reason);
-  else item.removeAttribute("title");
 }

@@ -5,23 +5,36 @@ import { button, el, nextId, note } from "./dom.js";
 const MOST_CHARACTERS = 20_000; // a longer text would make typing slow
 const EMPTY = "Type at least one character.";
 
-/** Returns {element, update} of the field and its button; `tokenizer` is from tokenizer.js. */
-export function textField(store, tokenizer) {
+/** The texts that a reader can type: how the tokens are read from the store, and written to it. */
+export const TYPED_TEXTS = {
+  text: {
+    label: (store) => (store.source ? "Your target text" : "Your text"), action: (store) => (store.source ? "Run this target" : "Run this text"),
+    tokens: (store) => store.tokens, run: (store, tokens) => store.setTokens(tokens, 0, tokens.length - 1),
+  },
+  source: {
+    label: () => "Your source text", action: () => "Run this source",
+    tokens: (store) => store.source, run: (store, source) => store.edit((tokens) => ({ tokens, source })),
+  },
+};
+
+/** Returns {element, update} of the field for a text of TYPED_TEXTS; `tokenizer` is from tokenizer.js. */
+export function textField(store, tokenizer, name) {
+  const { label, action, tokens: tokensOf, run: runTokens } = TYPED_TEXTS[name];
   const id = nextId("text"), statusId = nextId("text-status");
   const input = el("textarea", {
     id, rows: 2, spellcheck: "false", autocapitalize: "off", autocomplete: "off",
     "aria-describedby": statusId, "aria-keyshortcuts": "Control+Enter",
   });
   const status = el("p", { class: "note text-status", id: statusId, role: "status" });
-  const run = button("Run this text", () => runText());
-  let shown = store.tokens; // the tokens that belong to the text in the field
-  const read = () => readText(store.data, tokenizer, input.value);
+  const run = button(action(store), () => runText());
+  let shown = tokensOf(store); // the tokens that belong to the text in the field
+  const read = () => readText(store.data.tokenizer[name], store.data.names, tokenizer, input.value);
 
   function runText() {
     const { tokens, fault } = read();
     if (fault) return;
     shown = tokens;
-    store.setTokens(tokens, 0, tokens.length - 1);
+    runTokens(store, tokens);
   }
   function showStatus({ tokens, fault, said }, isExact = true) {
     const without = "The tokens shown have no exact text. Running this text gives";
@@ -42,13 +55,13 @@ export function textField(store, tokenizer) {
     event.preventDefault();
     runText();
   });
-  follow(store.tokens);
+  follow(shown);
   const update = (what) => {
-    if (what === "values" && !sameTokens(store.tokens, shown)) follow(store.tokens);
+    if (what === "values" && !sameTokens(tokensOf(store), shown)) follow(tokensOf(store));
   };
   return {
     element: el("div", { class: "text-field" }, [
-      el("label", { for: id, text: store.source ? "Your target text" : "Your text" }), input,
+      el("label", { for: id, text: label(store) }), input,
       el("div", { class: "text-run" }, [run, status]),
     ]),
     update,
@@ -59,7 +72,7 @@ export function textField(store, tokenizer) {
 export const noTextField = (reason) => note(`This page cannot read a text that you type: ${reason}.`);
 
 /** Returns {tokens, said} of a text, or {fault}: why the model cannot read it. */
-function readText({ tokenizer: about, config, names }, tokenizer, text) {
+function readText(about, names, tokenizer, text) {
   if (text === "") return { fault: EMPTY };
   if (text.length > MOST_CHARACTERS) {
     return { fault: `${grouped(text.length)} characters; this page reads at most ${grouped(MOST_CHARACTERS)}.` };
@@ -73,7 +86,7 @@ function readText({ tokenizer: about, config, names }, tokenizer, text) {
     return { fault: `The text contains token ${missing}, “${missingText}”; this model's tokens are 0 to ${about.num_ids - 1}.` };
   }
   if (!tokens.length) return { fault: "The tokenizer removes all characters of this text. Type another text." };
-  const reader = about.most_tokens < config.max_length ? "this page" : "this model";
+  const reader = about.limited_by_page ? "this page" : "this model";
   const count = countTokens(tokens.length), most = `${reader} takes at most ${about.most_tokens}`;
   if (tokens.length > about.most_tokens) return { fault: `${count}; ${most}.` };
   return { tokens, said: `${count}${addedTokens(about, names)}; ${most}.` };
@@ -86,15 +99,18 @@ function addedTokens({ before, after }, names) {
   return parts.length ? ` with ${parts.map(([ids, where]) => `${listed(ids)} ${where} the text`).join(" and ")}` : "";
 }
 
-/** Returns why a text has no match in the list of tokens, and which tokens it has instead. */
-export function explainNoMatch(text, names, tokenizer) {
+/**
+ * Returns why a text has no match in the list of tokens, and which tokens it has instead. `label` is
+ * the label of the field for whole texts.
+ */
+export function explainNoMatch(text, names, tokenizer, label) {
   if (text === "") return "Type the text of a token first.";
   const begin = `No token of the vocabulary contains “${text}”.`;
   const ids = tokenizer && text.length <= MOST_CHARACTERS && text.isWellFormed() ? tokenizer.encode(text) : [];
   if (!ids.length) return begin;
   const listed = ids.slice(0, 8).map((id) => names[id] ?? `#${id}`).join(" | ");
   return `${begin} The tokenizer reads it as ${countTokens(ids.length)}: ${listed}${ids.length > 8 ? " …" : ""}. `
-    + "To use the whole text, type it under “Your text”.";
+    + `To use the whole text, type it under “${label}”.`;
 }
 
 const grouped = (number) => number.toLocaleString("en");

@@ -6,7 +6,7 @@ import { disableFor, reasonNote } from "./reasons.js";
 import { sourceTools } from "./source_tools.js";
 import { drawLines, tokenStrip } from "./strip.js";
 import { nextTokens, sortedLogits } from "./sampling.js";
-import { explainNoMatch, noTextField, textField } from "./text_field.js";
+import { explainNoMatch, noTextField, textField, TYPED_TEXTS } from "./text_field.js";
 import { createTokenizer } from "./tokenizer.js";
 
 const CAPTURED = "This page shows captured values, so the text cannot be edited. For another text, write "
@@ -17,19 +17,20 @@ export function textPanel(store) {
   const { data, values } = store;
   const strip = tokenStrip({ label: data.source ? "Target tokens" : "Tokens", onSelect: (position) => store.select({ position }) });
   const source = data.source && tokenStrip({ label: "Source tokens", onSelect: (position) => sourceEditing?.select(position) });
-  const sourceEditing = source && sourceTools(store, source);
+  const tokenizer = values.live && data.tokenizer ? createTokenizer(data.tokenizer) : null;
+  const sourceEditing = source && sourceTools(store, source, tokenizer);
+  const typed = tokenizer && textField(store, tokenizer, "text");
+  const sourceTyped = tokenizer && source && textField(store, tokenizer, "source");
   const lines = svg("svg", { class: "lines", "aria-hidden": "true" });
   const strips = el("div", { class: "strips" }, [
     lines,
-    ...(source ? [el("h3", { text: "Source" }), source.element, sourceEditing?.element, el("h3", { text: "Target" })].filter(Boolean) : []),
+    ...(source ? [el("h3", { text: "Source" }), sourceTyped?.element, source.element, sourceEditing?.element, el("h3", { text: "Target" }), typed?.element] : []),
     strip.element,
-  ]);
+  ].filter(Boolean));
   const prediction = el("div", { class: "prediction", "aria-live": "polite" });
-  const tokenizer = values.live && data.tokenizer ? createTokenizer(data.tokenizer) : null;
-  const typed = tokenizer && textField(store, tokenizer);
   const tools = values.live ? editTools(store, tokenizer) : note(CAPTURED);
   const reason = values.live && !tokenizer ? noTextField(data.tokenizer_reason) : null;
-  const left = el("div", {}, [typed?.element ?? reason, strips, tools.element ?? tools]);
+  const left = el("div", {}, [source ? reason : typed?.element ?? reason, strips, tools.element ?? tools]);
   const element = card("Text", [el("div", { class: "split" }, [left, prediction])]);
   const panel = { element, strip, shaded: null };
 
@@ -59,6 +60,7 @@ export function textPanel(store) {
     if (what === "values" || what === "selection") showPrediction(store, prediction);
     tools.update?.(what);
     typed?.update(what);
+    sourceTyped?.update(what);
   };
   strip.element.addEventListener("scroll", redraw);
   new ResizeObserver(redraw).observe(strips);
@@ -94,7 +96,7 @@ function editTools(store, tokenizer) {
   });
   const replace = (id) => edit((tokens, at) => (tokens[at] = id), 0);
   const names = store.data.names.slice(0, store.data.config.vocab_size);
-  const explain = (text) => explainNoMatch(text, names, tokenizer);
+  const explain = (text) => explainNoMatch(text, names, tokenizer, TYPED_TEXTS.text.label(store));
   const field = tokenField({ label: "Other token", names, onChoose: replace, explain });
   const withToken = (action) => () => {
     const id = field.value();

@@ -11,6 +11,7 @@ GRADIENTS = "interpret/test_attribution.py"
 PROBES = "interpret/test_probes.py"
 NAMES = "interpret/test_token_names.py"
 PAGE_TOKENS = "interpret/test_page_tokenizer.py"
+PAGE_SOURCE = "interpret/test_page_source_field.py"
 LOOPS = f"{SCORES}::test_head_scores_equal_explicit_loops_over_queries_and_keys"
 CROSS = f"{SCORES}::test_cross_attention_scores_equal_explicit_loops_over_positions"
 PATCH = f"{ABLATION}::test_ablating_a_head_equals_patching_it_with_its_mean_output"
@@ -43,6 +44,18 @@ BUGS = (
         "interpret.page_charsmap:characters_step",
         Replace("(IndexError, ValueError)", "ValueError"),
         f"{PAGE_TOKENS}::test_damaged_character_map_of_a_tokenizer_is_rejected",
+    ),
+    Bug(
+        "a page limits the source of an encoder-decoder to the length of a target",
+        "interpret.page_tokenizer:tokenizer_data",
+        Replace("config.longest_source", "config.max_length"),
+        f"{PAGE_SOURCE}::test_typed_source_that_is_too_long_is_refused_with_the_limit_of_the_source",
+    ),
+    Bug(
+        "a page encodes a source without the tokens before and after it",
+        "interpret.page_tokenizer:tokenizer_data",
+        Replace("(list(tokenizer.before), list(tokenizer.after))", "([], [])"),
+        f"{PAGE_SOURCE}::test_typed_source_has_the_ids_of_python_and_gives_the_logits_of_jax",
     ),
     # ---- scores
     Bug(

@@ -161,6 +161,34 @@ def test_selecting_an_output_feature_shows_the_contribution_of_each_key(tab):
     assert cells(tab, 6)[1] == pytest.approx(output[3], abs=5e-4)
 
 
+# Whether the region scrolls, and the texts that do not fit into their cells.
+CUT = """(() => {
+  const region = document.querySelector("#inside-attention .key-table");
+  const isCut = (x) => x.scrollWidth > x.clientWidth
+    || x.getBoundingClientRect().right > region.getBoundingClientRect().right + 1;
+  const cells = [...region.querySelectorAll("th, td")].filter((x) => x.offsetParent);
+  return [region.scrollWidth > region.clientWidth, region.scrollHeight > region.clientHeight,
+    cells.filter(isCut).map((x) => x.outerHTML)];
+})()"""
+ALL_COLUMNS = {"positions": "alibi", "attention_softcap": 2.0}
+
+
+@pytest.mark.parametrize("options", mostly_slow([{}, OPTIONS["gemma"], ALL_COLUMNS], {}))
+def test_table_of_keys_fits_a_narrow_screen_without_scrolling_inside_it(options, open_tab):
+    tab = open_tab(explain(*model_of(**options), TEXT, tokenizer()), 390)
+    tab.click("#tab-inside")
+    last = tab.evaluate("jaxformerPage.store.tokens.length") - 1
+    for position in (1, last):
+        tab.evaluate(f"jaxformerPage.store.select({{ position: {position} }})")
+        assert tab.evaluate(CUT) == [False, False, []]
+    # Each number has the name of its column.
+    row = tab.locator("#inside-attention tbody tr:first-child td")
+    heads = tab.locator("#inside-attention thead th").all_text_contents()[1:]
+    named = row.evaluate_all("(all) => all.map((x) => getComputedStyle(x, '::before').content)")
+    shown = [name.strip('"') for name in named]
+    assert [*shown[:-1]] == heads[:-1] and heads[-1].startswith(shown[-1])
+
+
 def test_masked_keys_are_shown_with_the_reason(open_tab):
     tab = open_tab(explain(*model_of(**OPTIONS["gemma"]), TOKENS))
     tab.click("#tab-inside")

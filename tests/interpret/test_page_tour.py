@@ -43,17 +43,26 @@ def count_of(tab):
     return [int(x) for x in re.findall(r"\d+", tab.locator(".tour-count").inner_text())]
 
 
-# Where the marked part is, and the height of the screen above the panel.
+# The rectangles of the marked part and of the panel, and the width of the screen.
 SEEN = """(() => {
-  const part = document.querySelector(".toured"), panel = document.querySelector(".tour");
-  const { top, left, right, height } = part.getBoundingClientRect();
-  return { top, left, right, height, free: panel.getBoundingClientRect().top, wide: innerWidth };
+  const box = (name) => {
+    const { top, left, right, bottom } = document.querySelector(name).getBoundingClientRect();
+    return { top, left, right, bottom };
+  };
+  return { part: box(".toured"), panel: box(".tour"), wide: innerWidth, high: innerHeight };
 })()"""
 
 
-@pytest.mark.parametrize("width", [390, 1440])
+def overlap(first, second):
+    """Returns the number of pixels that two rectangles share."""
+    sides = (("left", "right"), ("top", "bottom"))
+    shared = [min(first[b], second[b]) - max(first[a], second[a]) for a, b in sides]
+    return max(0, shared[0]) * max(0, shared[1])
+
+
+@pytest.mark.parametrize("width", [390, 768, 1440])
 @pytest.mark.parametrize("kind", mostly_slow(["gpt2", "without norm", *KINDS], "gpt2"))
-def test_each_step_of_the_tour_marks_a_part_that_can_be_seen(kind, width, open_tab):
+def test_each_step_of_the_tour_marks_a_part_that_the_panel_does_not_cover(kind, width, open_tab):
     tab = open_tab(page_of(kind), width)
     assert tab.locator(".tour").is_hidden()  # it does not open by itself
     tab.click(".tour-button")
@@ -65,8 +74,11 @@ def test_each_step_of_the_tour_marks_a_part_that_can_be_seen(kind, width, open_t
         marked = tab.locator(".toured")
         assert marked.count() == 1 and marked.is_visible()
         seen = tab.evaluate(SEEN)
-        assert seen["top"] >= 0 and seen["top"] + min(seen["height"], 60) <= seen["free"], seen
-        assert seen["left"] >= -4 and seen["right"] <= seen["wide"] + 4
+        part, panel = seen["part"], seen["panel"]
+        assert overlap(part, panel) == 0, (step, seen)
+        assert part["top"] >= 0 and part["bottom"] <= seen["high"], (step, seen)
+        assert part["left"] >= -4 and part["right"] <= seen["wide"] + 4
+        assert panel["left"] >= 0 and panel["right"] <= seen["wide"]
         text = tab.locator(".tour").inner_text()
         assert "undefined" not in text and "NaN" not in text and "null" not in text
         name = "Finish" if step == total else "Next"

@@ -35,7 +35,7 @@ export function attentionTable(found) {
   if (groups.rest.length) rows.push(restRow(found, columns));
   const sums = { share: shownNumber(total), weight: "100.0%", part: shownNumber(output[feature]) };
   const foot = el("tr", { class: "total" }, [
-    el("th", { scope: "row", text: "sum" }), ...columns.map(({ id }) => el("td", { text: sums[id] ?? "" })),
+    el("th", { scope: "row", text: "sum" }), ...tableCells(columns, ({ id }) => sums[id]),
   ]);
   return el("table", { class: "keys", "data-feature": feature }, [
     el("caption", { text: `Keys of ${found.name(found.position)}, head ${found.head} of layer ${found.layer}. Part: weight × number ${feature} of the value, of ${config.head_dim}.` }),
@@ -58,15 +58,22 @@ function tableColumns({ config, feature, scale }) {
     { id: "score", title: "after mask", about: "The score, or −∞ if the key is masked", value: (key) => (key.hidden ? "−∞" : shownNumber(key.score)) },
     { id: "share", title: "exp(s − max)", about: "e to the score, after the largest score was subtracted", value: (key) => shownNumber(key.share) },
     { id: "weight", title: "weight", about: "The share of the sum", value: (key) => weightText(key.weight) },
-    { id: "part", title: `part of number ${feature}`, about: "Weight × this number of the value", value: (key) => shownNumber(key.weight * key.value[feature]) },
+    { id: "part", title: `part of number ${feature}`, name: "part", about: "Weight × this number of the value", value: (key) => shownNumber(key.weight * key.value[feature]) },
   ].filter(({ id }) => has[id] ?? true);
+}
+
+/** Returns the cells of a row. A narrow screen shows the name of the column in each cell. */
+function tableCells(columns, read, style = {}) {
+  return columns.map((column) => el("td", {
+    class: column.id, "data-name": column.name ?? column.title, style: column.id === "weight" ? style : {}, text: read(column) ?? "",
+  }));
 }
 
 function tableRow(found, columns, key) {
   const shade = { "--weight": key.weight.toFixed(3) };
   return el("tr", { class: key.position === found.position ? "here" : "", "data-key": key.position }, [
     el("th", { scope: "row", class: "token", text: `${key.position} ${found.short(key.position)}` }),
-    ...columns.map((column) => el("td", { class: column.id, style: column.id === "weight" ? shade : {}, text: column.value(key) })),
+    ...tableCells(columns, (column) => column.value(key), shade),
   ]);
 }
 
@@ -78,7 +85,7 @@ function restRow({ groups: { rest }, feature }, columns) {
     part: shownNumber(sum((key) => key.weight * key.value[feature])),
   };
   return el("tr", { class: "rest" }, [
-    el("th", { scope: "row", text: `${rest.length} other keys` }), ...columns.map(({ id }) => el("td", { text: sums[id] ?? "" })),
+    el("th", { scope: "row", text: `${rest.length} other keys` }), ...tableCells(columns, ({ id }) => sums[id]),
   ]);
 }
 
@@ -86,7 +93,7 @@ function restRow({ groups: { rest }, feature }, columns) {
 function hiddenRows(found, columns) {
   const { hidden } = found.groups;
   const cells = (text, values) => el("tr", { class: "masked" }, [
-    el("th", { scope: "row", class: "token", text }), ...columns.map(({ id }) => el("td", { text: values[id] ?? "" })),
+    el("th", { scope: "row", class: "token", text }), ...tableCells(columns, ({ id }) => values[id]),
   ]);
   if (hidden.length <= MOST_HIDDEN) {
     return hidden.map((key) => cells(

@@ -94,7 +94,7 @@ function lensDetail(store, stateName) {
           el("span", { class: "share", text: percent(share) }),
         ])),
     ]));
-  return el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "The best five tokens after each layer" }, [
+  return el("div", { class: "scroll lens-detail", tabindex: 0, role: "region", "aria-label": "The best five tokens after each layer" }, [
     el("table", {}, [el("tbody", {}, rows)]),
   ]);
 }

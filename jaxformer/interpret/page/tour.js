@@ -2,6 +2,7 @@
 
 import { button, el } from "./dom.js";
 import { scrollToTop } from "./navigation.js";
+import { placePanel } from "./tour_place.js";
 import { tourSteps } from "./tour_steps.js";
 
 /** Returns {button, open, close}. The address part #tour opens the tour as well. */
@@ -43,14 +44,14 @@ export function createTour(store) {
     tour.at = at;
     const step = tour.steps[at];
     tour.moving = true;
-    store.navigation.find(step.target);
+    store.navigation.find([step.view]);
     step.prepare?.(store);
     tour.moving = false;
     scrollToTop(show());
   }
   /** Writes the text of the step and marks its part, which it returns. */
   function show() {
-    const { title: name, text: textOf, target } = tour.steps[tour.at];
+    const { title: name, text: textOf, parts } = tour.steps[tour.at];
     count.textContent = `Step ${tour.at + 1} of ${tour.steps.length}`;
     title.textContent = name;
     text.textContent = textOf(store) ?? "";
@@ -58,7 +59,7 @@ export function createTour(store) {
     back.title = back.disabled ? "This is the first step." : "";
     next.textContent = tour.at === tour.steps.length - 1 ? "Finish" : "Next";
     unmark();
-    const part = document.querySelector(target[1]);
+    const part = placePanel(panel, parts(store).map((selector) => document.querySelector(selector)));
     part.classList.add("toured");
     return part;
   }
@@ -67,6 +68,7 @@ export function createTour(store) {
   store.subscribe((what) => {
     if (tour.at >= 0 && !tour.moving && (what === "values" || what === "selection" || what === "view")) show();
   });
+  addEventListener("resize", () => tour.at >= 0 && show());
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && !event.defaultPrevented) close();
   });

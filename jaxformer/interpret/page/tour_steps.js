@@ -1,7 +1,8 @@
 // The steps of the guided tour, with the numbers of the page's model and of the selected token.
 //
-// A step is {id, title, target, text, prepare}. `target` is [view, selector], `text(store)` returns
-// null if the step does not apply to the model, and `prepare(store)` selects what the text is about.
+// A step is {id, title, view, parts, text, prepare}. `view` is a tab, or null for the text above the
+// tabs. `parts(store)` are selectors of the parts that the step may mark, the best first. `text(store)`
+// returns null if the step does not apply to the model, and `prepare(store)` selects what it is about.
 
 import { percent } from "./dom.js";
 import { shownNumber } from "./formula.js";
@@ -15,22 +16,22 @@ const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 const counted = (x) => x.toLocaleString("en");
 
 const TOUR_STEPS = [
-  { id: "text", title: "The text as tokens", target: [null, ".strips"], text: tokensText },
-  { id: "embedding", title: "A token becomes numbers", target: ["model", "[data-id='embedding.tokens']"], text: embeddingText },
-  { id: "layers", title: "The layers", target: ["model", ".layer-frame.decoder"], text: layersText },
-  { id: "attention", title: "Attention: tokens read tokens", target: ["attention", "#view-attention .heat"], text: attentionTourText, prepare: selectStrongest },
-  { id: "scores", title: "How a head chooses", target: ["inside", "#inside-attention"], text: scoresText, prepare: selectStrongest },
-  { id: "mlp", title: "The MLP: each token alone", target: ["inside", "#inside-mlp"], text: mlpTourText },
-  { id: "stream", title: "The vector grows", target: ["inside", "#inside-stream"], text: streamText },
-  { id: "lens", title: "The prediction forms", target: ["lens", "#view-lens"], text: lensText },
-  { id: "prediction", title: "The prediction", target: [null, ".prediction"], text: predictionText },
-  { id: "change", title: "Change the model", target: ["attention", "#view-attention .strength"], text: changeText },
-  { id: "decoding", title: "One token at a time", target: ["decoding", "#view-decoding"], text: decodingText },
+  { id: "text", title: "The text as tokens", view: null, parts: () => [".strips > .strip:last-child"], text: tokensText },
+  { id: "embedding", title: "A token becomes numbers", view: "model", parts: () => ["[data-id='embedding.tokens']"], text: embeddingText },
+  { id: "layers", title: "The layers", view: "model", parts: () => [".layer-frame.decoder", ".layer-name"], text: layersText },
+  { id: "attention", title: "Attention: tokens read tokens", view: "attention", parts: () => ["#view-attention .heat"], text: attentionTourText, prepare: selectStrongest },
+  { id: "scores", title: "How a head chooses", view: "inside", parts: (store) => [`#inside-attention [data-key="${strongestHead(store).key}"]`], text: scoresText, prepare: selectStrongest },
+  { id: "mlp", title: "The MLP: each token alone", view: "inside", parts: () => ["#inside-mlp [data-feature]"], text: mlpTourText },
+  { id: "stream", title: "The vector grows", view: "inside", parts: () => ["#inside-stream", "#inside-stream .lengths"], text: streamText },
+  { id: "lens", title: "The prediction forms", view: "lens", parts: () => ["#view-lens .lens-detail", "#view-lens .lens-detail tr:last-child"], text: lensText },
+  { id: "prediction", title: "The prediction", view: null, parts: () => [".prediction"], text: predictionText },
+  { id: "change", title: "Change the model", view: "attention", parts: () => ["#view-attention .strength"], text: changeText },
+  { id: "decoding", title: "One token at a time", view: "decoding", parts: () => ["#view-decoding .buttons"], text: decodingText },
 ];
 
 /** Returns the steps that apply to the page's model. */
 export function tourSteps(store) {
-  return TOUR_STEPS.filter(({ target, text }) => store.navigation.title(target) !== null && text(store) !== null);
+  return TOUR_STEPS.filter(({ view, text }) => store.navigation.title([view]) !== null && text(store) !== null);
 }
 
 function tokensText(store) {

@@ -93,7 +93,10 @@ def compare_data(
     """
     other = compared.checkpoint
     dense = {"params": dense_all(other.variables["params"])}
-    runs = ((model, variables, title), (other.model, dense, compared.title or "second model"))
+    second_title = compared.title or "second model"
+    if second_title == title:  # Two runs may have folders of the same name.
+        second_title += " (second)"
+    runs = ((model, variables, title), (other.model, dense, second_title))
     # A masked language model predicts the token at its own position.
     offset = 0 if model.config.bidirectional else 1
     targets = np.asarray(inputs.tokens[offset:], int)

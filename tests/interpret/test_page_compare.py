@@ -133,8 +133,10 @@ def test_comparison_of_encoders_scores_each_token_at_its_own_position(monkeypatc
     model = jf.build(training_preset("tiny", "encoder").model)
     first, second = (Checkpoint(model, tiny.weights(model, i), None) for i in range(2))
     tokens = [3, 4, 5, 6]
-    compared = data_of(explain(*first[:2], tokens, compare=second))["compare"]
+    page = explain(*first[:2], tokens, title="same", compare=Compared(second, "same"))
+    compared = data_of(page)["compare"]
     assert compared["offset"] == 0
+    assert [one["title"] for one in compared["models"]] == ["same", "same (second)"]
     for checkpoint, found in zip((first, second), compared["models"], strict=True):
         losses = -np.log(shares_of(checkpoint, tokens)[np.arange(4), tokens])
         np.testing.assert_allclose(unpack(found["loss"]), losses, rtol=1e-3)

@@ -14,7 +14,8 @@ from jaxformer.models.parameters import init
 from jaxformer.training.presets import training_preset
 from jaxformer.verify.rules import layer_rules
 from tests.interpret.chromium import opened_pages, wait
-from tests.interpret.pages import TEXT, VIEWS, model_of, tokenizer
+from tests.interpret.pages import SIZES, TEXT, VIEWS, model_of, tokenizer
+from tests.properties import tiny
 from tests.slow import mostly_slow
 
 pytestmark = [
@@ -176,6 +177,54 @@ OVERLAPS = """(() => {
     && a.top < b.bottom - .5 && b.top < a.bottom - .5;
   return [bars.length, bars.filter((bar) => tokens.some((token) => meet(bar, token))).length];
 })()"""
+
+
+DRAWN = """(() => {
+  const { prototype } = CanvasRenderingContext2D, { fillText } = prototype, drawn = [];
+  prototype.fillText = function (text, ...at) {
+    drawn.push(text);
+    return fillText.call(this, text, ...at);
+  };
+  document.dispatchEvent(new CustomEvent("themechange"));
+  prototype.fillText = fillText;
+  return drawn; })()"""
+
+
+@pytest.fixture(scope="module")
+def translation_page(pages):
+    """A page of an encoder–decoder."""
+    config = jf.EncoderDecoderConfig(**SIZES, norm="rms", positions="rotary").resolved
+    model = jf.build(config)
+    return explain(model, tiny.weights(model, 0), TEXT, tokenizer(), target="def")
+
+
+@pytest.mark.parametrize("width", mostly_slow([390, 1440], 390))
+def test_names_of_layers_heads_and_parts_are_not_cut(width, pages, translation_page):
+    tab = pages.open(translation_page, width)
+    tab.click("#tab-lens")
+    assert {"embedding", "layer 0", "layer 1"} <= {*tab.evaluate(DRAWN)}
+    tab.click("#tab-heads")
+    assert {"layer 0", "layer 1", "head 0", "head 3"} <= {*tab.evaluate(DRAWN)}
+    cut = "(all) => all.filter((x) => x.scrollWidth > x.clientWidth).map((x) => x.textContent)"
+    names = tab.locator("#view-heads .bar-name")
+    assert names.count() >= 8 and names.evaluate_all(cut) == []
+    assert any("cross-attention head" in name for name in names.all_inner_texts())
+
+
+def test_source_is_beside_the_target_on_a_wide_screen_and_above_it_on_a_phone(
+    pages, translation_page
+):
+    for width, is_beside in ((1440, True), (390, False)):
+        tab = pages.open(translation_page, width)
+        source, target = (x.bounding_box() for x in tab.locator(".text-column").all())
+        assert (source["y"] == target["y"]) == is_beside
+        assert is_beside or target["y"] >= source["y"] + source["height"]
+        edges = tab.locator(".tools button").evaluate_all(
+            "(all) => all.map((x) => x.closest('.card').getBoundingClientRect().right"
+            " - x.getBoundingClientRect().right)"
+        )
+        assert min(edges) > 0
+        tab.context.close()
 
 
 @pytest.mark.parametrize("width", mostly_slow([390, 768, 1440], 390))

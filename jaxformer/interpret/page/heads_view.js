@@ -25,7 +25,7 @@ export function headsView(store) {
 function gridMatrix(rows) {
   const columns = rows[0].length;
   return {
-    rows: rows.length, columns, values: Float32Array.from(rows.flat()),
+    rows: rows.length, columns, hasWholeRows: true, hasWholeColumns: true, values: Float32Array.from(rows.flat()),
     rowNames: rows.map((_, i) => `layer ${i}`), columnNames: rows[0].map((_, i) => `head ${i}`),
   };
 }

@@ -6,15 +6,24 @@ import { paintLegend } from "./heat_legend.js";
 
 const LABEL_PITCH = 12; // the smallest distance of two labels in pixels
 const LABEL_SPACE = 78, LEAST_LABEL_SPACE = 52;
+const LABEL_CHARACTER = 7.3; // pixels
 const LARGEST_CELL = 44;
 const SAVED_SCALE = 2, SAVED_MARGIN = 16, SAVED_TITLE = 30, SAVED_LEGEND = 44;
 
 /** Returns the sizes of the cells and the space for the labels. */
 export function layoutOf(matrix, width, height) {
   const space = Math.max(LEAST_LABEL_SPACE, Math.min(LABEL_SPACE, Math.floor(width / 8)));
-  const left = matrix.rowNames ? space : 0, top = matrix.columnNames ? space : 0;
+  const left = labelSpace(matrix.rowNames, matrix.hasWholeRows, space);
+  const top = labelSpace(matrix.columnNames, matrix.hasWholeColumns, space);
   const size = cellSize(matrix, width - left, height - top);
   return { left, top, ...size, width: left + size.wide * matrix.columns, height: top + size.high * matrix.rows };
+}
+
+/** Returns the space for names, of which all characters are drawn if they are `whole`. */
+function labelSpace(names, whole, space) {
+  if (!names) return 0;
+  const longest = whole ? names.reduce((most, { length }) => Math.max(most, length), 0) : 0;
+  return Math.max(space, Math.ceil(longest * LABEL_CHARACTER) + 10);
 }
 
 function cellSize({ rows, columns }, width, height) {

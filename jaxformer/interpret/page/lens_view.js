@@ -36,6 +36,7 @@ export function lensView(store) {
   function* shares() {
     const rows = values.numStates, columns = store.tokens.length;
     const matrix = { rows, columns, values: new Float32Array(rows * columns), largest: 1, isGrowing: true };
+    matrix.hasWholeRows = true;
     matrix.rowNames = Array.from({ length: rows }, (_, state) => stateName(state));
     matrix.columnNames = store.tokens.map((id) => store.name(id));
     matrix.column = store.selection.position;

@@ -21,17 +21,16 @@ export function textPanel(store) {
   const sourceEditing = source && sourceTools(store, source, tokenizer);
   const typed = tokenizer && textField(store, tokenizer, "text");
   const sourceTyped = tokenizer && source && textField(store, tokenizer, "source");
+  const tools = values.live ? editTools(store, tokenizer) : note(CAPTURED);
+  const reason = values.live && !tokenizer ? noTextField(data.tokenizer_reason) : null;
   const lines = svg("svg", { class: "lines", "aria-hidden": "true" });
   const strips = el("div", { class: "strips" }, [
     lines,
-    ...(source ? [el("h3", { text: "Source" }), sourceTyped?.element, source.element, sourceEditing?.element, el("h3", { text: "Target" }), typed?.element] : []),
-    strip.element,
+    source && textColumn([el("h3", { text: "Source" }), sourceTyped?.element, source.element, sourceEditing?.element]),
+    textColumn([source && el("h3", { text: "Target" }), typed?.element ?? reason, strip.element, tools.element ?? tools]),
   ].filter(Boolean));
   const prediction = el("div", { class: "prediction", "aria-live": "polite" });
-  const tools = values.live ? editTools(store, tokenizer) : note(CAPTURED);
-  const reason = values.live && !tokenizer ? noTextField(data.tokenizer_reason) : null;
-  const left = el("div", {}, [source ? reason : typed?.element ?? reason, strips, tools.element ?? tools]);
-  const element = card("Text", [el("div", { class: "split" }, [left, prediction])]);
+  const element = card("Text", [el("div", { class: "split" }, [strips, prediction])]);
   const panel = { element, strip, shaded: null };
 
   panel.shade = (shaded) => {
@@ -67,6 +66,8 @@ export function textPanel(store) {
   return panel;
 }
 
+const textColumn = (parts) => el("div", { class: "text-column" }, parts.filter(Boolean));
+
 function showPrediction(store, element) {
   const { values, selection: { position } } = store;
   const best = nextTokens(values.distribution(position), 1, 1).slice(0, 6);
@@ -97,7 +98,7 @@ function editTools(store, tokenizer) {
   const replace = (id) => edit((tokens, at) => (tokens[at] = id), 0);
   const names = store.data.names.slice(0, store.data.config.vocab_size);
   const explain = (text) => explainNoMatch(text, names, tokenizer, TYPED_TEXTS.text.label(store));
-  const field = tokenField({ label: "Other token", names, onChoose: replace, explain });
+  const field = tokenField({ label: store.source ? "Other target token" : "Other token", names, onChoose: replace, explain });
   const withToken = (action) => () => {
     const id = field.value();
     if (id === null) field.explain();
@@ -108,7 +109,7 @@ function editTools(store, tokenizer) {
     button("Replace", withToken(replace)),
     button("Insert after", withToken(insert)),
     button("Delete", () => edit((tokens, at) => tokens.splice(at, 1), -1)),
-    button("Reset text", () => store.setTokens(store.data.tokens, 0, store.data.tokens.length - 1)),
+    button(store.source ? "Reset target" : "Reset text", () => store.setTokens(store.data.tokens, 0, store.data.tokens.length - 1)),
   ];
   const [, insertButton, deleteButton] = buttons;
   const reasons = reasonNote(buttons);

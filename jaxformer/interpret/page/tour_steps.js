@@ -16,7 +16,7 @@ const sentence = (text) => text[0].toUpperCase() + text.slice(1);
 const counted = (x) => x.toLocaleString("en");
 
 const TOUR_STEPS = [
-  { id: "text", title: "The text as tokens", view: null, parts: () => [".strips > .strip:last-child"], text: tokensText },
+  { id: "text", title: "The text as tokens", view: null, parts: () => [".text-column:last-child .strip"], text: tokensText },
   { id: "embedding", title: "A token becomes numbers", view: "model", parts: () => ["[data-id='embedding.tokens']"], text: embeddingText },
   { id: "layers", title: "The layers", view: "model", parts: () => [".layer-frame.decoder", ".layer-name"], text: layersText },
   { id: "attention", title: "Attention: tokens read tokens", view: "attention", parts: () => ["#view-attention .heat"], text: attentionTourText, prepare: selectStrongest },

@@ -1,12 +1,13 @@
 """Data of a page: the dependency matrix, the head atlas, and values computed by JAX for a text."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding.autoregressive import inspect
 from jaxformer.interpret.atlas import AtlasSettings, HeadAtlas, head_atlas
@@ -207,8 +208,18 @@ def all_logits(
 ) -> Float[np.ndarray, "length vocab"]:
     """Returns JAX's logits at all positions, with which the page compares its own logits."""
     tokens, source = inputs.as_batch()
-    logits = jax.jit(model.apply)({"params": params}, tokens, source=source)
-    return np.asarray(logits[0], np.float32)
+    return np.asarray(_apply(model, {"params": params}, tokens, source)[0], np.float32)
+
+
+# The model is static, so that pages of one model and one length share a compiled program.
+@partial(jax.jit, static_argnums=0)
+def _apply(
+    model: LanguageModel,
+    variables: Variables,
+    tokens: Int[np.ndarray, "batch length"],
+    source: Int[np.ndarray, "batch source"] | None,
+) -> Float[Array, "batch length vocab"]:
+    return model.apply(variables, tokens, source=source)
 
 
 def rounding_data(

@@ -1,11 +1,14 @@
 """Decoder configs that together cover every option of the page's forward pass, and their pages."""
 
-import jax
+from functools import cache
+
 import numpy as np
 
 import jaxformer as jf
 from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.interpret import explanation
+from jaxformer.interpret.encoded_text import EncodedText
+from jaxformer.interpret.page_data import all_logits
 from jaxformer.interpret.page_weights import packed_weights, unpacked_weights
 from tests.properties import tiny
 
@@ -113,11 +116,18 @@ def tokenizer(text=TEXT):
 def model_of(**options):
     """Returns a model and drawn variables, in which every weight affects the logits."""
     model = jf.Decoder(jf.DecoderConfig(**{**SIZES, **options}))
-    return model, tiny.weights(model, 0)
+    return model, drawn_weights(model)
 
 
-def jax_logits(model, params, tokens):
-    return np.asarray(jax.jit(model.apply)({"params": params}, np.array([tokens])))[0]
+@cache
+def drawn_weights(model):
+    """Returns drawn variables of a model, which no test may change."""
+    return tiny.weights(model, 0)
+
+
+def jax_logits(model, params, tokens, source=None):
+    """Returns JAX's logits. A page was written with the same program if its text is as long."""
+    return all_logits(model, params, EncodedText(tokens, source))
 
 
 def rounded_params(params):

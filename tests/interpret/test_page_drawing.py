@@ -1,45 +1,25 @@
 """The drawing of the page: its parameter counts, and that each part opens what it names."""
 
-from functools import cache
-
 import jax
 import pytest
 
-import jaxformer as jf
 from jaxformer.interpret import explain
 from jaxformer.interpret.page_drawing import drawing_data
-from jaxformer.models.parameters import init
-from jaxformer.training.presets import training_preset
 from tests.interpret.chromium import opened_pages, opens_first_view, wait
 from tests.interpret.pages import OPTIONS, TEXT, model_of, tokenizer
+from tests.interpret.shared_pages import ARCHITECTURES, page_of
 from tests.slow import mostly_slow
 
 pytestmark = [
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-KINDS = (
-    "decoder encoder encoder-decoder recurrent convolutional recurrent-encoder-decoder"
-).split()
-EXPERTS = {"num_experts": 2, "layer_types": ("attention", "short_convolution")}
 
 
 @pytest.fixture(scope="module")
 def open_tab(tmp_path_factory):
     with opened_pages(tmp_path_factory.mktemp("pages")) as pages:
         yield opens_first_view(pages)
-
-
-@cache
-def page_of(kind):
-    """Returns the model, its variables and a page; `kind` is an architecture or an option."""
-    if kind in OPTIONS or kind == "experts":
-        model, variables = model_of(**OPTIONS.get(kind, EXPERTS))
-        return model, variables, explain(model, variables, [5, 6, 7, 8])
-    model = jf.build(training_preset("tiny", kind).model)
-    variables = init(model, jax.random.key(0))
-    target = {"target": [1, 2, 3]} if model.config.reads_source else {}
-    return model, variables, explain(model, variables, [3, 4, 5, 6], **target)
 
 
 def size_of(variables):
@@ -51,7 +31,7 @@ def sum_of_side(side):
     return layers + sum(side["outside"].values())
 
 
-@pytest.mark.parametrize("kind", mostly_slow([*KINDS[1:], *OPTIONS, "experts"], "gpt2"))
+@pytest.mark.parametrize("kind", mostly_slow([*ARCHITECTURES, *OPTIONS, "experts"], "gpt2"))
 def test_drawn_parameter_counts_sum_to_the_parameters_of_the_model(kind, open_tab):
     model, variables, page = page_of(kind)
     data = drawing_data(model, variables)
@@ -71,7 +51,7 @@ def test_drawn_parameter_counts_sum_to_the_parameters_of_the_model(kind, open_ta
             wait(tab)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(["gpt2", *KINDS[1:], "experts"], "gpt2"))
+@pytest.mark.parametrize("kind", mostly_slow(["gpt2", *ARCHITECTURES, "experts"], "gpt2"))
 def test_keyboard_reaches_every_part_of_the_drawing_and_opens_the_view_named_in_its_label(
     kind, open_tab
 ):

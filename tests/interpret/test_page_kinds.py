@@ -15,7 +15,7 @@ from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.decoding.fill import fill
 from jaxformer.interpret import explain, page_data, page_weights
 from tests.interpret import test_page_browser as pages
-from tests.interpret.pages import SIZES, TEXT, rounded_params
+from tests.interpret.pages import SIZES, TEXT, drawn_weights, jax_logits, rounded_params
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
@@ -109,19 +109,13 @@ def model_and_texts(name, length=LENGTH):
     tokens = rng.integers(0, 300, length).tolist()
     reads = model.config.reads_source
     source = rng.integers(0, model.config.num_source_ids, 9).tolist() if reads else None
-    return model, tiny.weights(model, 0), tokens, source
+    return model, drawn_weights(model), tokens, source
 
 
 def write(model, variables, tokens, source, **options):
     if source is None:
         return explain(model, variables, tokens, **options)
     return explain(model, variables, source, target=tokens, **options)
-
-
-def jax_logits(model, params, tokens, source):
-    source = None if source is None else np.array([source])
-    run = jax.jit(model.apply)
-    return np.asarray(run({"params": params}, np.array([tokens]), source=source))[0]
 
 
 def check(tab, model, variables, tokens, source):

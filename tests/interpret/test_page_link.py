@@ -32,7 +32,7 @@ def page(pages):
 
 
 def hash_of(tab):
-    time.sleep(0.4)  # the page writes its address after a pause
+    time.sleep(0.3)  # the page writes its address after a pause
     return tab.evaluate("location.hash")
 
 
@@ -56,20 +56,23 @@ def change(tab, rng):
         tab.click(".theme")
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(8), 0))
+@pytest.mark.parametrize("seed", mostly_slow(range(4), 0))
 def test_link_restores_a_random_state_of_the_page(seed, pages, page):
     tab = pages.open(page)
+    other = pages.open(page)
+    file = other.url.partition("#")[0]
     rng = np.random.default_rng(seed)
     for _ in range(1 if seed == 0 else 4):
         change(tab, rng)
         address = hash_of(tab)
         assert address.startswith("#v1;tab=")
-        other = pages.open(page, address=address)
+        other.goto("about:blank")
+        other.goto(f"{file}{address}")
+        wait(other)
         assert other.evaluate(STATE) == tab.evaluate(STATE)
         assert other.evaluate("jaxformerPage.difference") < 1e-4
         assert other.locator(".link-message").is_hidden()
         assert hash_of(other) == address
-        other.context.close()
 
 
 FOREIGN = {

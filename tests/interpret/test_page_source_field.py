@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
@@ -11,7 +10,7 @@ from jaxformer.interpret import explain
 from jaxformer.interpret.encoded_text import encode_text
 from tests.interpret.chromium import opened_pages, wait
 from tests.interpret.page_tokenizers import hard_texts, t5
-from tests.interpret.pages import SIZES, TEXT, rounded_params, tokenizer
+from tests.interpret.pages import SIZES, TEXT, jax_logits, rounded_params, tokenizer
 from tests.properties import tiny
 from tests.slow import mostly_slow
 
@@ -68,12 +67,6 @@ def source_ids(translator, text):
     ).source
 
 
-def expected_logits(translator, tokens, source):
-    params = rounded_params(translator.variables["params"])
-    apply = jax.jit(translator.model.apply)
-    return np.asarray(apply({"params": params}, np.array([tokens]), source=np.array([source])))[0]
-
-
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "bytes", slow=KINDS))
 def test_typed_source_has_the_ids_of_python_and_gives_the_logits_of_jax(kind, pages, translator):
     found = translator if kind == "bytes" else translator_of(kind)
@@ -94,7 +87,8 @@ def test_typed_source_has_the_ids_of_python_and_gives_the_logits_of_jax(kind, pa
         state = tab.evaluate(STATE)
         assert state["source"] == source and state["tokens"] == before["tokens"], typed
         if typed in ("x = 1", texts[0]):
-            wanted = expected_logits(found, state["tokens"], source)[-1]
+            params = rounded_params(found.variables["params"])
+            wanted = jax_logits(found.model, params, state["tokens"], source)[-1]
             np.testing.assert_allclose(state["logits"], wanted, atol=1e-4, rtol=0)
             assert np.abs(np.subtract(state["logits"], before["logits"])).max() > 1e-3
 

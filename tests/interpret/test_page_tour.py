@@ -1,41 +1,28 @@
 """The guided tour of the page: its targets, its numbers, and the keyboard."""
 
 import re
-from functools import cache
 
 import jax
 import numpy as np
 import pytest
 
-import jaxformer as jf
 from jaxformer.decoding.autoregressive import inspect
 from jaxformer.interpret import explain
-from jaxformer.models.parameters import init
-from jaxformer.training.presets import training_preset
 from tests.interpret.chromium import opened_pages, opens_first_view
 from tests.interpret.pages import OPTIONS, TEXT, jax_logits, model_of, rounded_params, tokenizer
+from tests.interpret.shared_pages import ARCHITECTURES, page_of
 from tests.slow import mostly_slow
 
 pytestmark = [
     pytest.mark.usefixtures("quick_compilation"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-KINDS = ["encoder", "encoder-decoder", "recurrent", "convolutional", "recurrent-encoder-decoder"]
 
 
 @pytest.fixture(scope="module")
 def open_tab(tmp_path_factory):
     with opened_pages(tmp_path_factory.mktemp("pages")) as pages:
         yield opens_first_view(pages)
-
-
-@cache
-def page_of(kind):
-    if kind in OPTIONS:
-        return explain(*model_of(**OPTIONS[kind]), TEXT, tokenizer())
-    model = jf.build(training_preset("tiny", kind).model)
-    target = {"target": [1, 2, 3]} if model.config.reads_source else {}
-    return explain(model, init(model, jax.random.key(0)), [3, 4, 5, 6], **target)
 
 
 def count_of(tab):
@@ -61,9 +48,9 @@ def overlap(first, second):
 
 
 @pytest.mark.parametrize("width", [390, 768, 1440])
-@pytest.mark.parametrize("kind", mostly_slow(["gpt2", "without norm", *KINDS], "gpt2"))
+@pytest.mark.parametrize("kind", mostly_slow(["gpt2", "without norm", *ARCHITECTURES], "gpt2"))
 def test_each_step_of_the_tour_marks_a_part_that_the_panel_does_not_cover(kind, width, open_tab):
-    tab = open_tab(page_of(kind), width)
+    tab = open_tab(page_of(kind)[2], width)
     assert tab.locator(".tour").is_hidden()  # it does not open by itself
     tab.click(".tour-button")
     number, total = count_of(tab)
@@ -131,7 +118,7 @@ def test_tour_states_the_numbers_of_the_model(open_tab):
 
 
 def test_tour_follows_another_selected_token(open_tab):
-    tab = open_tab(page_of("gpt2"), address="#tour")
+    tab = open_tab(page_of("gpt2")[2], address="#tour")
     first = tab.locator(".tour p").last.inner_text()
     tab.evaluate("jaxformerPage.store.select({ position: 2 })")
     second = tab.locator(".tour p").last.inner_text()
@@ -143,7 +130,7 @@ def test_tour_follows_another_selected_token(open_tab):
 
 
 def test_tour_works_with_the_keyboard_and_gives_the_focus_back(open_tab):
-    tab = open_tab(page_of("gpt2"))
+    tab = open_tab(page_of("gpt2")[2])
     press, read = tab.keyboard.press, tab.evaluate
     tab.focus(".tour-button")
     press("Enter")

@@ -12,14 +12,14 @@ export function characterReplacer({ from, to }) {
   const replacements = new Map(unpackTexts(from.data).map((text, i) => [text, found[i]]));
   const replace = ({ segment }) => {
     const isShort = clusterBytes.encode(segment).length < LONGEST_CLUSTER;
-    return (isShort ? ofShortestPrefix(segment, replacements) : null)
+    return (isShort ? ofPrefix(segment, replacements) : null)
       ?? Array.from(segment, (character) => replacements.get(character) ?? character).join("");
   };
   return (text) => Array.from(clusters.segment(text), replace).join("");
 }
 
-/** Returns the replacement of the shortest prefix that has one; null if no prefix has one. */
-function ofShortestPrefix(cluster, replacements) {
+/** Returns the replacement of a prefix, or null. No text in `from` is a prefix of another one. */
+function ofPrefix(cluster, replacements) {
   let prefix = "";
   for (const character of cluster) {
     prefix += character;

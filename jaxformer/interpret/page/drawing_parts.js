@@ -100,7 +100,7 @@ function stackRow(layers, first, end, prefix) {
   const size = layers.slice(first, end).reduce((sum, parts) => sum + sumOfParts(parts), 0);
   const num = end - first, opened = first === 0 ? end : first - 1;
   const isAlike = layers.slice(first, end).every((parts) => JSON.stringify(parts) === JSON.stringify(layers[opened]));
-  const how = isAlike ? `built like layer ${opened}` : `with other parts than layer ${opened}`;
+  const how = `${isAlike ? "built" : num === 1 ? "not built" : "not all"} like layer ${opened}`;
   const box = {
     id: `${prefix}layers.${first}`, part: "layers", parameters: size, opens: [], layer: first === 0 ? end - 1 : first,
     title: num === 1 ? `Layer ${first}` : `Layers ${first} to ${end - 1}`,

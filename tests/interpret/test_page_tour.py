@@ -73,6 +73,19 @@ def test_each_step_of_the_tour_marks_a_part_that_the_panel_does_not_cover(kind, 
     assert tab.locator(".tour").is_hidden() and tab.locator(".toured").count() == 0
 
 
+@pytest.mark.slow
+def test_panel_of_the_tour_makes_room_for_a_large_map(open_tab):
+    page = explain(*model_of(), list(range(5, 50)))
+    for width, place in ((1440, "left"), (768, "wide"), (390, "right")):
+        tab = open_tab(page, width, address="#tour")
+        while "tokens read tokens" not in tab.locator(".tour h2").inner_text():
+            tab.locator(".tour button").nth(1).click()
+        seen = tab.evaluate(SEEN)
+        assert overlap(seen["part"], seen["panel"]) == 0, (width, seen)
+        assert tab.get_attribute(".tour", "data-place") == place
+        tab.context.close()
+
+
 def test_tour_states_the_numbers_of_the_model(open_tab):
     model, variables = model_of()
     params = rounded_params(variables["params"])

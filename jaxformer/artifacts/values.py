@@ -1,9 +1,10 @@
 """JSON representation of frozen dataclasses, {"class": name, field: value, …}, and of functions.
 
-The JSON contains the names of classes and functions; reading the JSON never imports modules.
+The JSON contains the names of classes and functions. By default, reading never imports modules.
 jaxformer's own classes are stored by their plain names. Other classes and functions are stored as
 "module:name", and the caller passes the objects to the reader. If no passed object has the stored
-module, the reader compares only the names, so a class may move to another module.
+module, the reader compares only the names, so a class may move to another module. Only a caller
+that trusts the JSON lets the reader import the names.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from inspect import isabstract, ismethod
 from typing import Any, Literal
 
+from jaxformer.artifacts.own_code import import_named
 from jaxformer.functional import position_vectors
 from jaxformer.functional.attention import masks, own_masks, scores
 from jaxformer.functional.layers import (
@@ -82,13 +84,14 @@ def _registered_name(own: Named, where: str) -> str:
     return f"{own.__module__}:{own.__qualname__}"
 
 
-def from_json(content: Any, own: Iterable[Named], where: str) -> Any:
+def from_json(content: Any, own: Iterable[Named], where: str, *, trust_code: bool = False) -> Any:
     """Converts JSON data from `to_json` back to the value.
 
     Args:
         content: The JSON data.
         own: The caller's classes and functions.
         where: The name of the value, for error messages.
+        trust_code: Whether to import the classes and functions that `own` does not contain.
 
     Raises:
         ValueError: a class or function is unknown, or a class does not have the fields that the
@@ -98,18 +101,20 @@ def from_json(content: Any, own: Iterable[Named], where: str) -> Any:
     for x in own:
         if not (is_dataclass(x) if isinstance(x, type) else hasattr(x, "__qualname__")):
             raise ValueError(f"layers has {shown(x)}; its entries must be dataclasses or functions")
-    return _read(content, own, where)
+    return _read(content, own, where, trust_code)
 
 
-def _read(content: Any, own: list[Named], where: str) -> Any:
+def _read(content: Any, own: list[Named], where: str, trust_code: bool) -> Any:
     if isinstance(content, list):
-        return tuple(_read(x, own, f"{where}[{i}]") for i, x in enumerate(content))
+        entries = enumerate(content)
+        return tuple(_read(x, own, f"{where}[{i}]", trust_code) for i, x in entries)
     if not isinstance(content, dict):
         return content
     if "function" in content:
-        return _found("function", str(content["function"]), own, where)
-    kind = _found("class", str(content.get("class")), own, where)
-    values = {x: _read(y, own, f"{where}.{x}") for x, y in content.items() if x != "class"}
+        return _found("function", str(content["function"]), own, where, trust_code)
+    kind = _found("class", str(content.get("class")), own, where, trust_code)
+    given = {x: y for x, y in content.items() if x != "class"}
+    values = {x: _read(y, own, f"{where}.{x}", trust_code) for x, y in given.items()}
     names = [x.name for x in fields(kind)]
     if values.keys() != set(names):
         raise ValueError(
@@ -122,7 +127,9 @@ def _read(content: Any, own: list[Named], where: str) -> Any:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _found(kind: Literal["class", "function"], name: str, own: list[Named], where: str) -> Any:
+def _found(
+    kind: Literal["class", "function"], name: str, own: list[Named], where: str, trust_code: bool
+) -> Any:
     """Finds jaxformer's or the caller's class or function with the given name."""
     if kind == "class" and name in _KNOWN:
         return _KNOWN[name]
@@ -130,10 +137,16 @@ def _found(kind: Literal["class", "function"], name: str, own: list[Named], wher
     of_kind = [x for x in dict.fromkeys(own) if isinstance(x, type) == (kind == "class")]
     named = [x for x in of_kind if x.__qualname__ == plain]
     found = [x for x in named if x.__module__ == module] or named
+    if not found and trust_code:
+        imported = import_named(kind, name, where)
+        if kind == "class" and not is_dataclass(imported):
+            raise ValueError(f"{where} is the class {name}; it must be a dataclass")
+        return imported
     if not found:
         raise ValueError(
             f"{where} is the {kind} {name}, which is not part of jaxformer; pass the {kind}, as in "
-            f"jf.load(folder, layers=[{plain}])"
+            f"jf.load(folder, layers=[{plain}]), or import it with trust_code=True (--trust-code "
+            "on the command line) if you trust the folder"
         )
     if len(found) > 1:
         raise ValueError(

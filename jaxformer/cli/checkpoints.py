@@ -18,6 +18,7 @@ from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.runtime import start_jax
 from jaxformer.terminal import say
 from jaxformer.training.config import MeshSizes, PairTraining, TrainingConfig
+from jaxformer.training.own_names import read_own_names, require_trust
 from jaxformer.training.presets import (
     check_head,
     check_same_model,
@@ -41,6 +42,10 @@ class RunArguments:
     mesh: MeshSizes | None = field(default=None, kw_only=True)
     """mesh to shard the model over: the number of devices along each axis, such as
     data=2,tensor=4; default: one device"""
+    trust_code: Switch = field(default=False, kw_only=True)
+    """import the functions and classes that the model names, from the current directory or the
+    Python path; use this only for a model that you trust, because importing a module runs its
+    code"""
 
     def adapted(self, checkpoint: "Checkpoint") -> "Checkpoint":
         """Returns the checkpoint, changed according to the arguments of the subcommand."""
@@ -102,7 +107,7 @@ def load_model(arguments: RunArguments) -> Generator["Checkpoint"]:
 
     mesh = None if arguments.mesh is None else make_mesh(asdict(arguments.mesh))
     with nullcontext() if mesh is None else jax.set_mesh(mesh):
-        checkpoint = load(arguments.run, mesh=mesh)
+        checkpoint = load(arguments.run, mesh=mesh, trust_code=arguments.trust_code)
         yield arguments.adapted(checkpoint)
 
 
@@ -217,32 +222,37 @@ def usable_generation(
     return generation
 
 
-def open_base(source: str, model: str | None, preset: str | None) -> Base:
+def open_base(source: str, model: str | None, preset: str | None, trust_code: bool) -> Base:
     """Opens the checkpoint that --init-from names.
 
     Args:
         source: The value of --init-from.
         model: The value of --model, or None.
         preset: The value of --preset, or None.
+        trust_code: The value of --trust-code.
 
     Raises:
-        ValueError: The checkpoint does not exist, does not match --model, or is a classifier.
+        ValueError: The checkpoint does not exist, does not match --model, or is a classifier, or
+            the user does not trust its functions.
     """
     start_jax()
     from jaxformer.hub.load import fetched, opened
 
     path = fetched(source).absolute()
     stored = opened(path)
-    if stored.own:
+    if "layers" in stored.own:
         raise ValueError(
-            f"{path} contains a model with its own {' and '.join(stored.own)}, which flags cannot "
-            "describe; train it in Python with jaxformer.training.fit.fit"
+            f"{path} contains a model with its own layers, which flags cannot describe; train it "
+            "in Python with jaxformer.training.fit.fit"
         )
+    own = read_own_names(stored.own, path / "config.json")
+    require_trust(own, trust_code, path / "config.json")
+    stored = stored._replace(config=own.without_replaced(stored.config))
     check_head(path, stored.config, stored.model_type)
     kind = architecture_name(stored.config)
     if model not in (None, kind):
         raise ValueError(f"--model is {model!r}, but {path} has a model of the architecture {kind}")
-    training = fine_tuning(kind, stored.config, preset)
+    training = replace(fine_tuning(kind, stored.config, preset), own=own)
     if stored.tokenizer is not None:
         training = replace(training, parse_special=stored.tokenizer.parses_special)
         if isinstance(training, PairTraining):

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, get_args
 
 from jaxformer.artifacts.files import require_new
+from jaxformer.artifacts.own_code import foreign_names
+from jaxformer.artifacts.run import read_sections
 from jaxformer.cli.arguments import parse
 from jaxformer.cli.flags import Switch, positional
 from jaxformer.models.config.model import CheckpointDType
@@ -49,6 +51,17 @@ class ExportArguments:
             )
 
 
+def _check_own(folder: Path) -> None:
+    """Raises ValueError if the model has the user's parts, which no other format can store."""
+    sections = read_sections(folder) or {}
+    for part in ("mask", "layers", "activation", "positions"):
+        for name in foreign_names(sections.get(part)):
+            raise ValueError(
+                f"{folder}: {part} is {name}, which is not part of jaxformer; only jaxformer's own "
+                "format can store it"
+            )
+
+
 def main(argv: list[str]) -> int:
     """Loads the model and writes it."""
     arguments = parse(ExportArguments, "export", argv)
@@ -57,8 +70,9 @@ def main(argv: list[str]) -> int:
     require_new(Path(out))
 
     start_jax()
-    from jaxformer.hub.load import load
+    from jaxformer.hub.load import fetched, load
 
+    _check_own(fetched(arguments.run))
     if arguments.adapter:
         from jaxformer.hub.peft import export_adapter
 

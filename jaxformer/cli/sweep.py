@@ -224,7 +224,7 @@ def _train_group(
             write_run(folder, inputs, config)
             members.append(Member(config, folder, task))
         config = members[0].config
-        model = build(config.model, config.execution)
+        model = build(config.model, config.execution, **config.own.load(config.model))
         group = RunGroup(members, model, screen, next_step, scores_all=scores_all)
         group.resume()
         try:

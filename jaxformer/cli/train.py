@@ -34,6 +34,7 @@ from jaxformer.terminal import say
 from jaxformer.training.config import Inputs, MeshSizes, TrainingConfig
 from jaxformer.training.data.documents import HUB
 from jaxformer.training.fitting import fit_preset
+from jaxformer.training.own_names import require_trust
 from jaxformer.training.presets import record_training, training_preset
 from jaxformer.training.run_folders import (
     newest_unfinished,
@@ -70,6 +71,7 @@ def _resume(selection: Selection, argv: list[str]) -> int:
         unfinished = newest_unfinished(RUNS, selection.model)
         folder = unfinished.folder
     inputs, training = read_run(folder)
+    require_trust(training.own, bool(selection.trust_code), folder.config)
     kind = architecture_name(training.model)
     if selection.model not in (None, kind):
         raise ValueError(
@@ -120,7 +122,8 @@ def read_new_run(argv: list[str], selection: Selection) -> NewRun:
         selection: The arguments that determine which flags exist.
     """
     model, named, source = selection.model, selection.named_preset, selection.init_from
-    base = None if source is None else open_base(source, model, named)
+    trusts = bool(selection.trust_code)
+    base = None if source is None else open_base(source, model, named, trusts)
     preset = training_preset(selection.preset, selection.kind) if base is None else base.training
     records = _records_with_prompts(argv)
     if records is not None:
@@ -177,6 +180,8 @@ def _accepted(base: Base | None, arguments: TrainArguments) -> Base | None:
     check_reads_text(config.model)
     if base is not None:
         base.accept(config)
+    config.own.load(config.model)  # Raises before any file is written.
+    if base is not None:
         return base.ignoring(arguments.ignore_generation_config)
     _check_nothing_ignored(arguments)
     if config.lora.lora_rank is not None:
@@ -250,7 +255,7 @@ def train_run(
     if base is not None:
         params, origin = base.read(mesh)
         inputs = inputs._replace(origin=origin)
-    with _explained(folder), ExitStack() as stack:
+    with _explained(folder, config), ExitStack() as stack:
         keep = None if base is None else base.keep
         start = partial(prepare_run, folder, inputs, config, screen, stack, resume, keep)
         processes.done_by_first("prepare the run", start)
@@ -266,21 +271,22 @@ def train_run(
         if first:
             write_run(folder, inputs, config)
         stack.enter_context(nullcontext() if mesh is None else jax.set_mesh(mesh))
-        model = build(config.model, config.execution, generation=generation)
+        own = config.own.load(config.model)
+        model = build(config.model, config.execution, generation=generation, **own)
         task = task.prepare(folder, model, params)
         run = (_on_mesh(config, mesh), folder, task, screen, mesh, params)
-        training = Training(*run, model=model, next_step=_resume_command(folder))
+        training = Training(*run, model=model, next_step=_resume_command(folder, config))
         if resume:
             training.resume()
         training.run()
     if first:
-        _report(folder, task, screen.say)
+        _report(folder, config, task, screen.say)
     processes.wait_for_all("the end")
     return 0
 
 
 @contextmanager
-def _explained(folder: RunFolder) -> Generator[None]:
+def _explained(folder: RunFolder, config: TrainingConfig) -> Generator[None]:
     """Adds advice to the message of an error that ends the run."""
     from jaxformer.training import processes
 
@@ -288,13 +294,14 @@ def _explained(folder: RunFolder) -> Generator[None]:
         yield
     except KeyboardInterrupt:
         if folder.holds_run:  # Without a checkpoint, the run cannot continue.
-            raise processes.Interrupted(SIGINT, f"interrupted; {_resume_command(folder)}") from None
+            command = _resume_command(folder, config)
+            raise processes.Interrupted(SIGINT, f"interrupted; {command}") from None
         raise
     except Exception as error:
         # JAX raises a RuntimeError if another process has ended or cannot be reached.
         if processes.are_several() and isinstance(error, RuntimeError):
             reason = "another process has ended, or cannot be reached"
-            message = f"{reason}; {_resume_command(folder)} ({error})"
+            message = f"{reason}; {_resume_command(folder, config)} ({error})"
             processes.leave(message)
         if processes.is_out_of_memory(error):
             raise processes.Ended(
@@ -328,9 +335,15 @@ def _on_mesh(config: TrainingConfig, mesh: "jax.sharding.Mesh | None") -> Traini
     return config if mesh is None else replace(config, mesh=MeshSizes(**mesh.shape))
 
 
-def _resume_command(folder: RunFolder) -> str:
+def _resume_command(folder: RunFolder, config: TrainingConfig) -> str:
     """Returns the command that continues a run, for the end of a message."""
-    return f"continue with: jaxformer train --resume --out {shlex.quote(str(folder.path))}"
+    words = ["train", "--resume", "--out", str(folder.path), *_trust_flag(config)]
+    return f"continue with: jaxformer {shlex.join(words)}"
+
+
+def _trust_flag(config: TrainingConfig) -> list[str]:
+    """Returns the flag that opens the run, if the run has the user's functions."""
+    return ["--trust-code"] if config.own.parts else []
 
 
 def fitted(model: ModelConfig, tokenizer: Tokenizer, say: Callable[[str], None]) -> ModelConfig:
@@ -353,7 +366,9 @@ def fitted(model: ModelConfig, tokenizer: Tokenizer, say: Callable[[str], None])
     return replace(model, vocab_size=tokenizer.vocab_size, **source)
 
 
-def _report(folder: RunFolder, task: "FileTask", say: Callable[[str], None]) -> None:
+def _report(
+    folder: RunFolder, config: TrainingConfig, task: "FileTask", say: Callable[[str], None]
+) -> None:
     """Prints the last evaluation, baseline scores on the same text, a sample and file paths."""
     name, label, target = task.measure
     finals = [line[name] for line in folder.read_metrics() if name in line]
@@ -366,4 +381,5 @@ def _report(folder: RunFolder, task: "FileTask", say: Callable[[str], None]) -> 
         say(f"a sample:\n{samples[-1][1]}")
     say(f"picture: {folder.picture}   samples: {folder.samples}")
     verb, *words = task.example()
-    say(f"next: jaxformer {shlex.join([verb, str(folder.path), *words])}")
+    command = [verb, str(folder.path), *words, *_trust_flag(config)]
+    say(f"next: jaxformer {shlex.join(command)}")

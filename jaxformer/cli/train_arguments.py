@@ -12,7 +12,7 @@ from jaxformer.cli.arguments import read_given, read_values, split
 from jaxformer.cli.flags import IgnoredOptions, Switch, field_values, list_flags, positional
 from jaxformer.cli.help import asks_for_help
 from jaxformer.models.config import KINDS
-from jaxformer.models.config.needs import Needs, Spelling, is_given, spell_flag
+from jaxformer.models.config.needs import Needs, Spelling, any_of, is_given, is_one_of, spell_flag
 from jaxformer.training.config import (
     RESUMABLE,
     Inputs,
@@ -45,6 +45,7 @@ class TrainArguments:
     needs: ClassVar[Needs] = {
         "target": (is_given("source"),),
         "text_field": (has_records("text"),),
+        "trust_code": (any_of(is_one_of("resume", True), is_given("init_from")),),
     }
 
     training: TrainingConfig = field(default_factory=lambda: training_preset("stdlib", "decoder"))
@@ -75,6 +76,9 @@ class TrainArguments:
     resume: Switch = False
     """continue the run in --out; without --out, continue the most recent unfinished run below runs/
     (with --model, the most recent run of this architecture)"""
+    trust_code: Switch = False
+    """with --resume or --init-from: import the functions that the run or the checkpoint names; use
+    this only for a model that you trust, because importing a module runs its code"""
     processes: Processes = field(default_factory=Processes)
 
     def __post_init__(self) -> None:
@@ -166,6 +170,7 @@ class Selection(NamedTuple):
     init_from: str | None
     out: Path | None
     resume: bool | None
+    trust_code: bool | None
 
     @property
     def kind(self) -> str:
@@ -187,7 +192,7 @@ def read_selection(argv: list[str]) -> Selection:
     Raises:
         ValueError: a value is missing, or --model or --preset has an unknown value.
     """
-    names = ("model", "preset", "init_from", "out", "resume")
+    names = ("model", "preset", "init_from", "out", "resume", "trust_code")
     flags = [flag for flag in list_flags(TrainArguments) if flag.key in names]
     selection = Selection(*map(read_values(flags, split(flags, argv).given).get, names))
     training_preset(selection.preset, selection.kind)  # Raises for an unknown preset.

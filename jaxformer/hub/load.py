@@ -16,6 +16,7 @@ from jaxformer.hub.adapter import CONFIG as ADAPTER
 from jaxformer.hub.families import FAMILIES
 from jaxformer.hub.flax_weights import WEIGHTS_INDEX
 from jaxformer.hub.huggingface import foreign_folder
+from jaxformer.models.builders.check_own import check_functions
 from jaxformer.models.config import Execution
 from jaxformer.models.config.check import shown
 from jaxformer.models.config.lora import LoraConfig
@@ -44,6 +45,7 @@ def load(
     kernels: str = "dense",
     mesh: Mesh | None = None,
     layers: Iterable[Named] = (),
+    trust_code: bool = False,
 ) -> Checkpoint:
     """Loads a model, its variables and its tokenizer.
 
@@ -63,7 +65,11 @@ def load(
             `jaxformer.models.sharding.parameters.make_mesh`. Each shard is loaded directly onto its
             device. Run the model inside `with jax.set_mesh(mesh)`. Defaults to a single device.
         layers: Your own classes and functions that the folder refers to: sub-layers, masks and
-            activations. Loading never imports by name, so an untrusted folder cannot run code.
+            activations.
+        trust_code: Whether to import the other classes and functions that the folder names, from
+            the current directory or the Python path. Importing a module runs its code, so set this
+            only for a folder that you trust. By default, nothing is imported by name, and a folder
+            cannot run code.
 
     Returns:
         The model, its variables, and its tokenizer or None.
@@ -80,9 +86,11 @@ def load(
     stored = opened(folder, dtype)
     config = stored.config if dtype is None else replace(stored.config, dtype=dtype)
     own = {
-        name: from_json(value, layers, f"{folder}/config.json: {name}")
+        name: from_json(value, layers, f"{folder}/config.json: {name}", trust_code=trust_code)
         for name, value in stored.own.items()
     }
+    functions = {name: x for name, x in own.items() if "function" in stored.own[name]}
+    check_functions(functions, config)
     model = build(
         config,
         execution,

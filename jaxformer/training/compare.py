@@ -130,12 +130,16 @@ def changed(runs: list[Compared]) -> dict[str, list]:
     return {name: row for name, row in values.items() if any(x != row[0] for x in row)}
 
 
+# The fields of a config that are dataclasses of settings.
+_SECTIONS = ("model", "optimizer", "execution", "lora", "own")
+
+
 def _settings(run: Compared) -> dict:
     """Returns the inputs, the base checkpoint and the other settings of a run, by flag name."""
     config, (text, source, target, origin) = run.config, run.inputs
     paths = {"text": " ".join(map(str, text)) or None, "source": source, "target": target}
     paths["init_from"] = None if origin is None else origin.path
-    parts = {name: getattr(config, name) for name in ("model", "optimizer", "execution", "lora")}
+    parts = {name: getattr(config, name) for name in _SECTIONS}
     plain = {x: getattr(config, x) for x in config.__dataclass_fields__ if x not in parts}
     inner = {x: getattr(part, x) for part in parts.values() for x in part.__dataclass_fields__}
     # In the config, None means the default learning rate.

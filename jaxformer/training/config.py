@@ -22,6 +22,7 @@ from jaxformer.models.config.check import (
 from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.config.needs import Needs, is_given, is_one_of
+from jaxformer.training.own_names import OwnNames
 
 Model = TypeVar("Model", bound=ModelConfig)
 # Numbers up to this limit fit into float32, which overflows only at twice the limit.
@@ -274,6 +275,7 @@ class TrainingConfig(RunConfig[Model]):
     parse_special: bool = False
     """read special tokens that are spelled out in the text, such as <|im_start|>, as special
     tokens, also in prompts and evaluated texts. If false, their spelling is plain text"""
+    own: OwnNames = field(default_factory=OwnNames)
 
     def __post_init__(self) -> None:
         """Checks the settings."""
@@ -446,7 +448,7 @@ RESUMABLE = (
 RESUMABLE += ("bleu_tokenize", "checkpoint_every", "max_to_keep", "keep_period", "sample_tokens")
 RESUMABLE += ("trackers", "profile", *Execution.__dataclass_fields__)
 
-Section = ModelConfig | Execution | OptimizerConfig | LoraConfig
+Section = ModelConfig | Execution | OptimizerConfig | LoraConfig | OwnNames
 
 
 def differences(old: RunConfig | Section, new: RunConfig | Section) -> dict[str, tuple]:

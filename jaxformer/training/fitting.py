@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxformer.models.config.check import entries
 from jaxformer.training.config import LEARNING_RATES, OptimizerConfig, TrainingConfig
+from jaxformer.training.own_names import OwnNames
 
 # Largest number of heads that `_split_width` tries, so that a mistyped width fails quickly.
 _MOST_HEADS = 4096
@@ -50,7 +51,7 @@ def fit_preset(
         training: The preset.
         values: The user's values by field name. Of the fields in `training.execution`,
             `training.lora` and `training.optimizer`, only `optimizer` and the presence of
-            `learning_rate` matter.
+            `learning_rate` matter. The fields of `training.own` matter, too.
         model_is_fixed: Whether the model comes from a checkpoint. The fields of such a model must
             not change.
 
@@ -58,6 +59,8 @@ def fit_preset(
         ValueError: A user's value is not accepted, or two of the user's values conflict.
     """
     model = training.model
+    own = {name: x for name, x in values.items() if name in OwnNames.__dataclass_fields__}
+    training = replace(training, own=replace(training.own, **own))
     of_model = {x.name: getattr(model, x.name) for x in fields(model)}
     of_run = {x.name: getattr(training, x.name) for x in fields(training) if x.name != "model"}
     fixed = of_model if model_is_fixed else {}
@@ -85,6 +88,13 @@ def _optimizer(preset: TrainingConfig, values: dict[str, Any]) -> OptimizerConfi
         return replace(config, optimizer=name)
     rate = config.learning_rate * LEARNING_RATES[name] / LEARNING_RATES[config.optimizer]
     return replace(config, optimizer=name, learning_rate=float(f"{rate:.2g}"))
+
+
+def _own_parts(settings: Settings) -> None:
+    """Removes the parts of the config that the user's functions replace."""
+    for name, value in settings["own"].unused.items():
+        if name in settings:
+            settings.let(**{name: value})
 
 
 def _pooler(settings: Settings) -> None:
@@ -276,6 +286,7 @@ def _nearest(value: float, unit: int) -> int:
 # {config field: rules}. `fit_preset` applies the rules of all fields that the config has, in this
 # order.
 _RULES: dict[str, tuple[Callable[[Settings], None], ...]] = {
+    "own": (_own_parts,),
     "max_minutes": (_end,),
     "num_kv_heads": (_sinusoidal_width, _heads, _key_heads, _relative_distances, _parallel_layers),
     "mlp_dim": (_feedforward_widths,),

@@ -279,7 +279,8 @@ def check_same_model(path: Path, before: TrainingConfig, after: TrainingConfig) 
     Raises:
         ValueError: A field of the model differs, and `CHANGEABLE` does not list this field.
     """
-    for name, (old, new) in differences(before.model, after.model).items():
+    changed = differences(before.model, after.model) | differences(before.own, after.own)
+    for name, (old, new) in changed.items():
         if name not in CHANGEABLE:
             accepted = ", ".join("--" + field for field in CHANGEABLE)
             raise ValueError(

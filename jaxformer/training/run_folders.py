@@ -16,6 +16,7 @@ from jaxformer.artifacts.run import RunFolder, parse_config, parse_kind, read_or
 from jaxformer.models.config import architecture_name
 from jaxformer.training.config import Inputs, RunConfig, TrainingConfig
 from jaxformer.training.data.documents import HUB
+from jaxformer.training.own_names import read_own_names
 from jaxformer.training.presets import config_class
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ def read_run(folder: RunFolder) -> tuple[Inputs, TrainingConfig]:
         )
     kind = config_class(architecture_name(model), training)
     inputs = parse_inputs(sections, folder.config)
-    return inputs, parse_config(kind, {**training, "model": model}, folder.config)
+    own = read_own_names(sections, folder.config)
+    return inputs, parse_config(kind, {**training, "model": model, "own": own}, folder.config)
 
 
 def parse_inputs(sections: dict, where: Path) -> Inputs:
@@ -128,7 +130,7 @@ def config_sections(config: RunConfig) -> dict[str, Any]:
 
     Functions that load a model read only the section "model".
     """
-    training = {name: x for name, x in asdict(config).items() if name != "model"}
+    training = {name: x for name, x in asdict(config).items() if name not in ("model", "own")}
     return {"kind": architecture_name(config.model), "model": config.model, "training": training}
 
 
@@ -137,7 +139,7 @@ def write_run(folder: RunFolder, inputs: Inputs, config: TrainingConfig) -> None
     paths = {"text": list(map(str, inputs.text))}
     paths |= {x: str(getattr(inputs, x)) for x in ("source", "target") if getattr(inputs, x)}
     began = {} if inputs.origin is None else inputs.origin.sections()
-    folder.write_config({**config_sections(config), **paths, **began})
+    folder.write_config({**config_sections(config), **config.own.sections(), **paths, **began})
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import pytest
 
 from jaxformer.cli import VERBS, evaluate, explain, main, train
@@ -21,18 +22,18 @@ from jaxformer.models.config import KINDS, DecoderConfig
 from jaxformer.training.presets import training_preset, usual_preset
 
 SAMPLING = """
-    --mesh --max-new-tokens --temperature --parse-special --ignore-generation-config
+    --mesh --trust-code --max-new-tokens --temperature --parse-special --ignore-generation-config
     --repetition-penalty --frequency-penalty --presence-penalty --no-repeat-ngram-size
     --min-new-tokens --stop --json-schema
 """
 ACTS = {
     "train": """
         --vocab-size --max-length --num-layers --embed-dim --num-heads --num-kv-heads --head-dim
-        --mlp-dim --num-experts --activation --output-activation --norm --parallel-block --residual
-        --positions --attention-scale --attention-softcap --attention-sinks --attention-gate
+        --mlp-dim --num-experts --output-activation --norm --parallel-block --residual
+        --attention-scale --attention-softcap --attention-sinks --attention-gate
         --output-scale --logits-softcap
         --query-key-value-bias --attention-output-bias --feedforward-bias --head-bias
-        --tie-embeddings --scale-embeddings --dropout --dtype --window --prefix --remat
+        --tie-embeddings --scale-embeddings --dropout --dtype --remat
         --layer-types --optimizer --schedule --learning-rate --warmup-steps --final-fraction
         --weight-decay --clip-norm --ema-decay --lora-rank
         --mesh --steps --max-minutes --gradient-accumulation-steps --validation-fraction
@@ -46,18 +47,20 @@ ACTS = {
     """,
     "generate": f"{SAMPLING} --truncate-prompt --prompts",
     "chat": f"{SAMPLING} --system",
-    "translate": "--mesh --beam-width --batch-size --parse-special --ignore-generation-config",
-    "fill-mask": "--mesh --top-k --json --parse-special",
-    "evaluate": "--mesh --source --json --parse-special",
+    "translate": """
+        --mesh --trust-code --beam-width --batch-size --parse-special --ignore-generation-config
+    """,
+    "fill-mask": "--mesh --trust-code --top-k --json --parse-special",
+    "evaluate": "--mesh --trust-code --source --json --parse-special",
     "sweep": "--vary --list --out --together --score-all --json",
     "compare": "-o --json",
-    "explain": "--mesh -o --target --compare --parse-special",
+    "explain": "--mesh --trust-code -o --target --compare --parse-special",
     "import": "",
     "export": "--format --model-type",
     "doctor": "--preset --json",
     "bench": "-o --dtype --seconds --quick --json",
-    "verify": "--mesh --length --batch-size --dtype --seed --json",
-    "plot-attention": "--mesh -o --layer --head --attention --parse-special",
+    "verify": "--mesh --trust-code --length --batch-size --dtype --seed --json",
+    "plot-attention": "--mesh --trust-code -o --layer --head --attention --parse-special",
 }
 PAIRS = "--model encoder-decoder --source pairs.tsv"
 LEARNED, ROTARY = "--preset shakespeare", "--preset stdlib"
@@ -142,6 +145,20 @@ SOMETIMES = {
         "--num-labels 2": ([], ["--model encoder"]),
         "--source-features 3": ([], [PAIRS]),
         "--ignore-generation-config top_k": (["--init-from base"], ["", "--model encoder"]),
+        "--activation relu": (["", PAIRS], ["--own-activation jax.nn:relu"]),
+        "--positions none": ([""], ["--own-positions m:f"]),
+        "--window 8": ([""], ["--own-mask m:f"]),
+        "--prefix 0": ([""], ["--own-mask m:f"]),
+        "--own-activation jax.nn:silu": (
+            ["", "--model encoder", "--model convolutional", PAIRS],
+            ["--model recurrent"],
+        ),
+        "--own-positions tests.cli.test_every_option:two_waves": (
+            ["", "--model encoder", PAIRS],
+            ["--model recurrent", "--model convolutional"],
+        ),
+        "--own-mask operator:ge": (["", PAIRS], ["--model recurrent", "--model convolutional"]),
+        "--trust-code": (["--init-from base"], [""]),
     },
     "generate": {
         **SAMPLED,
@@ -197,6 +214,11 @@ POSITIONAL |= {
     "fill-mask": "run text",
     "plot-attention": "run text",
 }
+
+
+def two_waves(positions, dim):
+    """The position vectors of a user."""
+    return jnp.sin(positions[:, None] / jnp.arange(1, dim + 1))
 
 
 def arguments_of(verb):

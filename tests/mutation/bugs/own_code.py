@@ -1,0 +1,96 @@
+"""Bugs of the user's functions by name, on the command line and in a folder to load."""
+
+from tests.mutation.bug import Bug
+from tests.mutation.changes import Replace, gives
+
+OWN = "cli/test_own_parts.py"
+UNTRUSTED = f"{OWN}::test_untrusted_folder_is_opened_by_no_command_and_imports_nothing"
+REFUSED = f"{OWN}::test_train_refuses_a_function_in_one_line_before_writing"
+TRAINED = f"{OWN}::test_run_with_own_functions_is_trained_resumed_and_opened"
+SWEPT = f"{OWN}::test_sweep_and_compare_name_own_functions"
+FOUND = "not found and trust_code"
+
+BUGS = (
+    Bug(
+        "an untrusted folder imports the module that it names",
+        "artifacts.values:_found",
+        Replace(FOUND, "not found"),
+        UNTRUSTED,
+    ),
+    Bug(
+        "a checkpoint's functions are imported without --trust-code",
+        "training.own_names:require_trust",
+        gives(None),
+        UNTRUSTED,
+    ),
+    Bug(
+        "a trusted folder imports a function that the caller has passed",
+        "artifacts.values:_found",
+        Replace(FOUND, "trust_code"),
+        f"{OWN}::test_functions_that_the_caller_passes_are_not_imported",
+    ),
+    Bug(
+        "a named class need not be a dataclass",
+        "artifacts.values:_found",
+        Replace("kind == 'class' and not is_dataclass(imported)", "False"),
+        f"{OWN}::test_trusted_name_must_be_of_the_stored_type",
+    ),
+    Bug("export opens a model with own functions", "cli.export:_check_own", gives(None), UNTRUSTED),
+    Bug(
+        "modules in the current directory are not found",
+        "artifacts.own_code:import_named",
+        Replace("os.getcwd() not in sys.path", "False"),
+        REFUSED,
+    ),
+    Bug(
+        "the results of own functions are not checked",
+        "models.builders.check_own:check_functions",
+        gives(None),
+        REFUSED,
+    ),
+    Bug(
+        "the results of own functions of a folder are not checked",
+        "hub.load:load",
+        Replace("check_functions(functions, config)", "None"),
+        f"{OWN}::test_trusted_name_must_be_of_the_stored_type",
+    ),
+    Bug(
+        "the config of a run has parts that own functions replace",
+        "training.fitting:_own_parts",
+        gives(None),
+        f"{OWN}::test_config_of_a_run_with_own_functions_has_the_parameters_of_its_model",
+    ),
+    Bug(
+        "a run that starts from a saved model has parts that its functions replace",
+        "training.own_names:OwnNames.without_replaced",
+        Replace("self.unused.items()", "()"),
+        f"{OWN}::test_saved_model_with_own_functions_is_tuned",
+    ),
+    Bug(
+        "a run does not store the names of own functions",
+        "training.own_names:OwnNames.sections",
+        gives({}),
+        TRAINED,
+    ),
+    Bug(
+        "a run that starts from a checkpoint may name another function",
+        "training.presets:check_same_model",
+        Replace("differences(before.own, after.own)", "{}"),
+        TRAINED,
+    ),
+    Bug(
+        "runs of one program are trained without own functions",
+        "cli.sweep:_train_group",
+        Replace(
+            "build(config.model, config.execution, **config.own.load(config.model))",
+            "build(config.model, config.execution)",
+        ),
+        SWEPT,
+    ),
+    Bug(
+        "compare does not show the names of own functions",
+        "training.compare:_settings",
+        Replace("_SECTIONS", "_SECTIONS[:-1]"),
+        SWEPT,
+    ),
+)

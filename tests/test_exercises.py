@@ -10,7 +10,8 @@ import pytest
 
 PROJECT = Path(__file__).parents[1]
 FOLDER = PROJECT / "docs" / "exercises"
-LECTURES = ("10", "11", "13")
+EXERCISES = ("lecture_10", "lecture_11", "lecture_13", "induction_heads")
+FIXED = "return scaled_heads(jnp.ones((2, 2)).at[1, 0].set(0))"
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -30,18 +31,18 @@ def graded(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lecture", LECTURES)
-def test_solutions_get_all_points(lecture):
-    status, points, total, said = graded(FOLDER / "solutions" / f"lecture_{lecture}.py")
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_solutions_get_all_points(exercise):
+    status, points, total, said = graded(FOLDER / "solutions" / f"{exercise}.py")
     assert status == 0, said
     assert len(points) >= 6 and all(got == most for got, most in points.values())
     assert total == tuple(map(sum, zip(*points.values(), strict=True)))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lecture", LECTURES)
-def test_notebooks_with_gaps_get_no_points(lecture):
-    status, points, total, said = graded(FOLDER / f"lecture-{lecture}.ipynb")
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_notebooks_with_gaps_get_no_points(exercise):
+    status, points, total, said = graded(FOLDER / f"{exercise.replace('_', '-')}.ipynb")
     assert status == 1, said
     assert len(points) >= 6 and total[0] == 0 < total[1]
 
@@ -62,8 +63,56 @@ def test_committed_exercise_notebooks_equal_the_output_of_the_build_script(monke
         cells = json.loads(content)["cells"]
         code = ["".join(x["source"]) for x in cells if x["cell_type"] == "code"]
         assert "%pip install" in code[0]
+        assert "NotImplementedError" not in code[0]
         assert sum(text.count("raise NotImplementedError") for text in code) >= 6
         assert "# solution" not in content
+
+
+def install(clone, monkeypatch):
+    """Runs the first code cell of each notebook without jaxformer; returns the commands of pip."""
+    monkeypatch.setitem(sys.modules, "jaxformer", None)  # The import then raises ImportError.
+    commands = []
+    for path in sorted(FOLDER.glob("*.ipynb")):
+        cells = json.loads(path.read_text())["cells"]
+        code = next("".join(x["source"]) for x in cells if x["cell_type"] == "code")
+        monkeypatch.chdir(path.parent if clone is None else clone)
+        # IPython replaces the names in braces.
+        code, count = re.subn(r"%(pip .+)", r"commands.append(f'\1')", code)
+        assert count == 1
+        exec(code, {"commands": commands})
+    return commands
+
+
+def test_first_cell_of_each_notebook_installs_the_clone_that_contains_it(monkeypatch):
+    commands = install(None, monkeypatch)
+    assert len(commands) == len(EXERCISES)
+    for command in commands:
+        *words, folder = command.split()
+        assert words == ["pip", "install", "--quiet"]
+        assert (FOLDER / folder).resolve() == PROJECT
+
+
+def test_first_cell_explains_a_missing_clone(tmp_path, monkeypatch):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"CLONE is '../..', but .* is not a clone"):
+        install(tmp_path / "a" / "b", monkeypatch)
+
+
+@pytest.mark.slow
+def test_wrong_breaks_of_induction_get_no_points(tmp_path):
+    """One induction head, which the other replaces; and a config that worsens all tokens."""
+    source = (FOLDER / "solutions" / "induction_heads.py").read_text()
+    for old, new in (
+        ("return scaled_heads(jnp.ones(harmless.shape).at[head].set(0))", FIXED),
+        ("replace(config, window=(2, 4))", "replace(config, window=(1, None))"),
+    ):
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    (tmp_path / "wrong.py").write_text(source)
+    status, points, _, said = graded(tmp_path / "wrong.py")
+    assert status == 1, said
+    lost = [title[0] for title, (got, _) in points.items() if not got]
+    assert lost == ["5", "6"], said
 
 
 @pytest.mark.parametrize(
@@ -92,7 +141,7 @@ def test_failed_cell_does_not_stop_later_cells(tmp_path, monkeypatch):
     path = tmp_path / "mine.py"
     path.write_text("# %% [markdown]\n# # Lecture 10: mine\n# %%\n1 / 0\n# %%\ndef f(): return 7\n")
     found = Submission(path)
-    assert found.lecture == 10 and found.f() == 7
+    assert found.exercise == "lecture_10" and found.f() == 7
     with pytest.raises(
         AssertionError, match="does not define `g`; cells failed: ZeroDivisionError"
     ):

@@ -26,9 +26,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Selects the tests of the student's lecture, and notes the points of each test."""
-    lecture = config.stash[_KEY].lecture
-    chosen = [x for x in items if x.path.stem == f"test_lecture_{lecture}"]
+    """Selects the tests of the student's exercise, and notes the points of each test."""
+    exercise = config.stash[_KEY].exercise
+    chosen = [x for x in items if x.path.stem == f"test_{exercise}"]
     config.hook.pytest_deselected(items=[x for x in items if x not in chosen])
     items[:] = chosen
     for item in chosen:

@@ -10,7 +10,7 @@ class Submission:
     """The names that a student's file defines.
 
     Attributes:
-        lecture: The number of the lecture, from the title of the file.
+        exercise: The name of the exercise from the title of the file, such as lecture_10.
         names: {name: value} after all cells have run.
         errors: The error messages of the cells that failed.
     """
@@ -22,13 +22,16 @@ class Submission:
             path: The path of the file.
 
         Raises:
-            ValueError: The file cannot be read, or its title does not name a lecture.
+            ValueError: The file cannot be read, or its title does not name an exercise.
         """
         cells = _cells(path)
-        found = re.search(r"^#? ?# Lecture (\d+)", "\n".join(cells), re.MULTILINE)
-        if found is None:
+        titles = re.findall(r"^#? ?# ([^#:\n]+)", "\n".join(cells), re.MULTILINE)
+        names = (title.strip().lower().replace(" ", "_") for title in titles)
+        known = {x.stem.removeprefix("test_") for x in Path(__file__).parent.glob("test_*.py")}
+        self.exercise = next((name for name in names if name in known), None)
+        if self.exercise is None:
             raise ValueError(f"{path} has no title such as '# Lecture 10'")
-        self.lecture, self.errors = int(found[1]), []
+        self.errors: list[str] = []
         self.names: dict[str, Any] = {"__name__": "student"}
         for text in cells:
             try:

@@ -9,10 +9,19 @@
 # `docs/lecture-11.md` explains the formulas.
 
 # %%
+# If jaxformer is not installed, this cell installs it from the clone that contains this notebook. On Colab,
+# upload the clone first, and write its folder here, such as "/content/jaxformer".
+CLONE = "../.."
 try:
     import jaxformer  # noqa: F401
 except ImportError:
-    pass  # %pip install --quiet jaxformer
+    from pathlib import Path
+
+    if not Path(CLONE, "jaxformer", "__init__.py").is_file():
+        raise FileNotFoundError(
+            f"CLONE is {CLONE!r}, but {Path(CLONE).resolve()} is not a clone of jaxformer"
+        ) from None
+    pass  # %pip install --quiet {CLONE}
 
 # %%
 import jax

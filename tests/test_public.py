@@ -1,6 +1,11 @@
 """The names that `import jaxformer as jf` offers."""
 
+import ast
+import inspect
+import re
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -31,3 +36,82 @@ def test_python_dir_of_each_subpackage_lists_only_its_public_names(room):
     assert dir(room) == sorted(room.__all__)
     for name in dir(room):
         assert not isinstance(getattr(room, name), ModuleType), name
+
+
+LISTED = [jf.functional, jf.interpret, jf.verify]
+NAMES = [f"jf.{room.__name__.partition('.')[2]}.{x}" for room in LISTED for x in room.__all__]
+
+
+def documented_imports():
+    """Returns the import path of each name that a page imports from a room, such as jf.hub.load."""
+    found = set()
+    for page in (Path(__file__).parents[1] / "docs").glob("*.md"):
+        for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            for node in ast.walk(ast.parse(block)):
+                module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+                if module.partition(".")[0] == "jaxformer" and module.split(".")[1:2] != ["cli"]:
+                    path = module.replace("jaxformer", "jf", 1)
+                    found |= {f"{path}.{name.name}" for name in node.names}
+    return sorted(found)
+
+
+def parts(path):
+    """Yields (object, name of an attribute) along an import path such as jf.hub.load."""
+    found = jf
+    for name in path.split(".")[1:]:
+        yield found, name
+        found = getattr(found, name)
+
+
+def test_every_documented_import_is_also_a_listed_attribute():
+    """The pages write `from jaxformer.training.step import make_step`; users may write `jf.…`.
+
+    functional, interpret and verify list no modules (`verify.rules` is one).
+    """
+    paths = documented_imports()
+    assert len(paths) > 60 and "jf.training.step.make_step" in paths
+    for path in paths:
+        for owner, name in parts(path):
+            is_module = isinstance(getattr(owner, name), ModuleType)
+            assert name in dir(owner) or (is_module and owner in LISTED), (
+                f"{path}: {name} is missing in dir({owner.__name__})"
+            )
+
+
+@pytest.mark.slow
+def test_names_of_each_module_are_found_after_a_fresh_import():
+    """No name depends on what was imported before; each is read without other modules."""
+    paths = [*{x.rpartition(".")[0]: x for x in (*NAMES, *documented_imports())}.values()]
+    code = f"""
+import sys
+import jaxformer
+for path in {paths}:
+    for name in [x for x in sys.modules if x.partition(".")[0] == "jaxformer"]:
+        del sys.modules[name]
+    import jaxformer as jf
+    found = jf
+    for name in path.split(".")[1:]:
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            print(path, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("path", NAMES)
+def test_every_name_of_a_room_has_its_own_docstring(path):
+    *_, (owner, name) = parts(path)
+    value = getattr(owner, name)
+    if callable(value):
+        assert inspect.getdoc(value) and value.__doc__ != object.__doc__, path
+
+
+@pytest.mark.parametrize("room", LISTED)
+def test_stub_of_a_room_lists_the_names_for_editors(room):
+    stub = Path(room.__file__).with_suffix(".pyi")
+    if stub.exists():
+        tree = ast.parse(stub.read_text()).body
+        names = {x.asname for y in tree if isinstance(y, ast.ImportFrom) for x in y.names}
+        assert names == set(room.__all__)

@@ -33,9 +33,15 @@ out = jf.generate(model, variables, [[1], [2, 3]], max_new_tokens=4, sampler=jf.
 lengths: list[int] = out.lengths.tolist()
 best = jf.beam_search(model, variables, [[1]], max_new_tokens=4).scores
 width = model.config.embed_dim + jf.preset("transformer-base").embed_dim
+batch = jf.interpret.repeated_batch(9, length=8, num_sequences=4)
+atlas = jf.interpret.head_atlas(model, variables, batch)
+probabilities = jf.functional.softmax(jax.numpy.ones(3))
+trained, step = jf.training.fit.fit, jf.training.step.make_step
+config_of_a_run = jf.training.config.RunConfig(config, steps=5)
 """
 # Each line that begins with "wrong" contains one type error.
 WRONG = """
+import jax
 import jaxformer as jf
 
 config = jf.preset("gpt2-124m")
@@ -48,6 +54,11 @@ wrong_choice = jf.Execution(attention="fast")
 wrong_argument = jf.generate(model, {}, [[1]], max_new_token=4)
 wrong_type = jf.Sampler(temperature="hot")
 wrong_result = jf.generate(model, {}, [[1]], max_new_tokens=4).token
+wrong_name_in_a_room = jf.interpret.patch_sweeep
+wrong_name_in_a_module = jf.training.step.make_stepp
+wrong_argument_in_a_room = jf.interpret.logit_lens(model, {}, [[1]], positoin=1)
+wrong_argument_of_a_checked_function = jf.functional.rms_norm(jax.numpy.ones(3), gama=2)
+wrong_result_of_a_room = jf.interpret.repeated_batch(9, 8, 4).targetz
 """
 
 

@@ -106,8 +106,8 @@ def measure_attention(case: AttentionCase, dtype: DType, rounds: Rounds) -> list
         rounds: The limits on the timed rounds of each program.
     """
 
-    def forward(*inputs: Array) -> Array:
-        return dot_product_attention(*inputs, Causal())
+    def forward(query: Array, key: Array, value: Array) -> Array:
+        return dot_product_attention(query, key, value, Causal())
 
     @jax.jit
     def both(cotangent: Array, *inputs: Array) -> tuple[Array, tuple[Array, ...]]:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from operator import index
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 from jaxtyping import Float, Shaped, jaxtyped
 
 from jaxformer.terminal import did_you_mean
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _ArrayHint = type(Float[Any, ""])
 _ARRAY: Any = Shaped[Any, "..."]
 _WHOLE = (int, np.integer)
@@ -42,7 +44,7 @@ _WORDS = {float: "a number", int: "a whole number", bool: "True or False", str: 
 
 def checks_arguments(
     check: Callable[..., None] | None = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Returns a decorator that checks the arguments of a function.
 
     Arrays must have the annotated dtype and shape. Axes with the same name must have the same size.
@@ -59,7 +61,7 @@ def checks_arguments(
     return functools.partial(_checked, check)
 
 
-def _checked(check: Callable[..., None] | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(check: Callable[..., None] | None, function: Callable[P, R]) -> Callable[P, R]:
     signature = inspect.signature(function)
     hints = {
         name: _alternatives(parameter.annotation)
@@ -72,7 +74,7 @@ def _checked(check: Callable[..., None] | None, function: Callable[..., Any]) ->
     accepted = {name: _types(alternatives) for name, alternatives in hints.items()}
 
     @functools.wraps(function)
-    def checked(*arguments: Any, **named: Any) -> Any:
+    def checked(*arguments: P.args, **named: P.kwargs) -> R:
         check_names(function.__name__, named, signature.parameters)
         bound, fitting = signature.bind(*arguments, **named), []
         values = bound.arguments

@@ -1,1 +1,5 @@
 """Training: data, tasks, the training loop and its reports."""
+
+import lazy_loader
+
+__getattr__, __dir__, _ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,1 +1,5 @@
 """Reading text and pairs, splitting, tokenisation and batching."""
+
+import lazy_loader
+
+__getattr__, __dir__, _ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,3 @@
+"""The modules of the room that the documentation uses, which are imported on first use."""
+
+from . import corpus as corpus

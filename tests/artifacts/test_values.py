@@ -121,11 +121,11 @@ def test_stored_function_without_name_is_rejected_with_field_name(value, reason)
 def test_reading_stored_values_imports_no_modules():
     for content in ({"class": "antigravity:Leaf"}, {"function": "antigravity:snake"}):
         said = error_of(from_json, content, (), "FILE: mask")
-        (kind, name), plain = *content.items(), said.rpartition("[")[2]
+        ((kind, name),) = content.items()
         assert said.startswith(
             f"FILE: mask is the {kind} {name}, which is not part of jaxformer; pass the"
         )
-        assert plain == f"{name.partition(':')[2]}])"
+        assert f"layers=[{name.partition(':')[2]}]), or import it with trust_code=True" in said
     assert "antigravity" not in sys.modules
 
 

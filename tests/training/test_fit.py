@@ -153,7 +153,7 @@ def test_run_cannot_be_resumed_with_different_layers(tmp_path, quick_compilation
     said = error_of(lambda: train(out, config=config, layers=(other,)))
     assert f"layers[0][0].dropout is 0.5, but the run in {out} was started with 0.0" in said
     assert "layers is None, but the run in" in error_of(lambda: train(out, config=config))
-    said = error_of(open_base, str(out), None, None)
+    said = error_of(open_base, str(out), None, None, False)
     assert said.startswith(f"{out} contains a model with its own layers, which flags cannot")
 
 

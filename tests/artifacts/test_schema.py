@@ -26,7 +26,7 @@ MODELS = [kind() for kind in KINDS.values()]
 PARTS = [Execution(), OptimizerConfig(), LoraConfig(), MeshSizes(), RotaryScaling("linear", 2.0)]
 RUNS_OF = [TRAININGS[architecture_name(model)](model) for model in MODELS]
 CONFIGS = [*MODELS, *PARTS, SpecialTokens(), *RUNS_OF[:2], RUNS_OF[2]]
-NESTED = ("Execution", "OptimizerConfig", "LoraConfig", "MeshSizes", "RotaryScaling")
+NESTED = ("Execution", "OptimizerConfig", "LoraConfig", "MeshSizes", "OwnNames", "RotaryScaling")
 # A value of each JSON type, and the words of the annotations that accept it.
 JUNK = [
     (None, ("NoneType", "None")),

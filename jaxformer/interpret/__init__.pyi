@@ -51,6 +51,11 @@ from .lens import (
     logit_lens as logit_lens,
     train_tuned_lens as train_tuned_lens,
 )
+from .neurons import (
+    NeuronAttribution as NeuronAttribution,
+    TopUnits as TopUnits,
+    attribute_neurons as attribute_neurons,
+)
 from .patching import LogitDifference as LogitDifference, LogProbability as LogProbability
 from .pictures import atlas_figure as atlas_figure, history_figure as history_figure
 from .probes import Probes as Probes, train_probes as train_probes

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.functional.attention.heads import merge_heads
 from jaxformer.functional.hooks import Hooks, Patch
-from jaxformer.functional.inputs import Inputs
+from jaxformer.functional.inputs import Forward, Inputs
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.outputs import head
 from jaxformer.functional.trees import Weights
@@ -130,23 +130,8 @@ def cannot_attribute(model: LanguageModel) -> str | None:
 
 @partial(jax.jit, static_argnums=0)
 def _attribute(model: LanguageModel, weights: Weights, read: Read) -> Attribution:
-    inputs, target, position = read
-    points = {name: point for name, point in SUB_LAYERS.items() if point in model.hook_points}
-    passed = model.forward(weights, inputs, hooks=Hooks(("embedding", *points.values())))
-    parts = {"embedding": passed.captured["embedding"][:, position]}
-    for name, point in points.items():
-        x = passed.captured[point]
-        parts[name] = x[:, :, position] if name == "feedforward" else x[..., position, None, :]
-    parts = jax.tree.map(lambda x: x.astype(jnp.float32), parts)
-
-    def target_logit(parts: dict[str, Array]) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
-        hidden = sum_hidden(weights, transformer_config(model), parts)
-        found = _pick(linear(head(weights), hidden, jnp.float32), target)
-        # The gradient of the sum contains the gradient of each batch element, because each logit
-        # depends on one batch element only.
-        return found.sum(), found
-
-    slopes, logit = jax.grad(target_logit, has_aux=True)(parts)
+    parts, slopes, logit, passed = logit_slopes(model, weights, read)
+    target, position = read.target, read.position
     products = {name: slopes[name] * x for name, x in parts.items()}
     embedding = products.pop("embedding").sum(1)
     added = {
@@ -162,6 +147,55 @@ def _attribute(model: LanguageModel, weights: Weights, read: Read) -> Attributio
         biases=logit - embedding - split_layers,
         logit=_pick(linear(head(weights), passed.hidden[:, position], jnp.float32), target),
     )
+
+
+class LogitSlopes(NamedTuple):
+    """The summands of the residual stream at one position, and derivatives of a logit.
+
+    Attributes:
+        parts: the summands; see `sum_hidden`.
+        slopes: the derivative of the logit with respect to each of `parts`, with the scales of the
+            norms treated as constants.
+        logit: the logit that follows from `parts`.
+        passed: the forward pass.
+    """
+
+    parts: dict[str, Array]
+    slopes: dict[str, Array]
+    logit: Float[Array, " batch"]
+    passed: Forward
+
+
+def logit_slopes(
+    model: LanguageModel, weights: Weights, read: Read, capture: tuple[str, ...] = ()
+) -> LogitSlopes:
+    """Differentiates a logit with respect to the outputs of all sub-layers at its position.
+
+    Args:
+        model: a model that `cannot_attribute` accepts.
+        weights: the model's parameters.
+        read: the inputs, and the token and position of the logit.
+        capture: names of further hook points to capture in the forward pass.
+    """
+    inputs, target, position = read
+    points = {name: point for name, point in SUB_LAYERS.items() if point in model.hook_points}
+    hooks = Hooks((EMBEDDING, *points.values(), *capture))
+    passed = model.forward(weights, inputs, hooks=hooks)
+    parts = {EMBEDDING: passed.captured[EMBEDDING][:, position]}
+    for name, point in points.items():
+        x = passed.captured[point]
+        parts[name] = x[:, :, position] if name == "feedforward" else x[..., position, None, :]
+    parts = jax.tree.map(lambda x: x.astype(jnp.float32), parts)
+
+    def target_logit(parts: dict[str, Array]) -> tuple[Float[Array, ""], Float[Array, " batch"]]:
+        hidden = sum_hidden(weights, transformer_config(model), parts)
+        found = _pick(linear(head(weights), hidden, jnp.float32), target)
+        # The gradient of the sum contains the gradient of each batch element, because each logit
+        # depends on one batch element only.
+        return found.sum(), found
+
+    slopes, logit = jax.grad(target_logit, has_aux=True)(parts)
+    return LogitSlopes(parts, slopes, logit, passed)
 
 
 def _pick(

@@ -44,6 +44,15 @@ from .graph import (
     edges_between as edges_between,
     model_edges as model_edges,
 )
+from .head_circuits import (
+    Composition as Composition,
+    HeadWeights as HeadWeights,
+    TokenCircuits as TokenCircuits,
+    composition_scores as composition_scores,
+    copying_scores as copying_scores,
+    head_weights as head_weights,
+    token_circuits as token_circuits,
+)
 from .lens import (
     Lens as Lens,
     Translators as Translators,

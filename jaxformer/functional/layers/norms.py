@@ -148,7 +148,7 @@ class RMSNorm:
         self, weights: Weights, x: Float[Array, "*batch dim"]
     ) -> Float[Array, "*batch dim"]:
         """See `Norm`."""
-        return rms_norm(x, self._scale(weights), self.epsilon)
+        return rms_norm(x, self.gain(weights), self.epsilon)
 
     def divisor(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch 1"]:
         """See `Norm`. The divisor is the root mean square √(mean(x²) + ε)."""
@@ -159,9 +159,10 @@ class RMSNorm:
         self, weights: Weights, x: Float[Array, "*batch dim"], divisor: Float[Array, "*batch 1"]
     ) -> Float[Array, "*batch dim"]:
         """See `Norm`."""
-        return (self._scale(weights) * x.astype(jnp.float32) / divisor).astype(x.dtype)
+        return (self.gain(weights) * x.astype(jnp.float32) / divisor).astype(x.dtype)
 
-    def _scale(self, weights: Weights) -> Float[Array, " dim"]:
+    def gain(self, weights: Weights) -> Float[Array, " dim"]:
+        """Returns γ."""
         return 1.0 + weights["scale"] if self.one_plus else weights["scale"]
 
 

@@ -5,6 +5,10 @@ from tests.mutation.changes import Replace
 
 NEURONS = "interpret/test_neurons.py"
 UNITS = f"{NEURONS}::test_unit_attribution_equals_projected_unit_output"
+CIRCUITS = "interpret/test_head_circuits.py"
+COMPOSED = f"{CIRCUITS}::test_composition_scores_equal_norms_of_products_of_full_matrices"
+TOKENS = f"{CIRCUITS}::test_token_circuits_equal_products_of_full_matrices"
+HEADS = "interpret.head_circuits:_weights_of_heads"
 
 BUGS = (
     # ---- neurons
@@ -34,5 +38,69 @@ BUGS = (
         "interpret.neurons:NeuronAttribution.top",
         Replace("jnp.abs(flat)", "flat"),
         f"{NEURONS}::test_top_units_are_those_with_the_largest_absolute_contributions",
+    ),
+    # ---- circuits
+    Bug(
+        "a layer norm before a head does not subtract the mean",
+        "interpret.head_circuits:norm_before",
+        Replace("scaled - scaled.mean(axis=0)", "scaled"),
+        f"{COMPOSED}[layer-norm]",
+    ),
+    Bug(
+        "the gain of an RMS norm before a head is ignored",
+        "interpret.head_circuits:norm_before",
+        Replace("norm.gain(weights)[:, None] * kernel", "kernel"),
+        f"{COMPOSED}[rotary]",
+    ),
+    Bug(
+        "a layer norm after a head does not subtract the mean",
+        "interpret.head_circuits:norm_after",
+        Replace("x - x.mean(axis=-1, keepdims=True)", "x"),
+        f"{COMPOSED}[output-norm]",
+    ),
+    Bug(
+        "key composition reads the queries",
+        "interpret.head_circuits:_composition",
+        Replace("(key, query)", "(query, key)"),
+        COMPOSED,
+    ),
+    Bug(
+        "composition scores are not divided by the norm of the later circuit",
+        "interpret.head_circuits:_composition",
+        Replace("_unit(x @ _triangle(y).mT)", "x @ _triangle(y).mT"),
+        COMPOSED,
+    ),
+    Bug(
+        "query heads of a circuit share key heads alternately",
+        HEADS,
+        Replace(
+            "jnp.repeat(x, num_heads // num_kv_heads, axis=0)",
+            "jnp.tile(x, (num_heads // num_kv_heads, 1, 1))",
+        ),
+        COMPOSED,
+    ),
+    Bug(
+        "a circuit rotates the key instead of the query",
+        HEADS,
+        Replace(
+            'query = _query_or_key(attention, own.get("query_norm", {}), query, distance)\n'
+            'key = _query_or_key(attention, own.get("key_norm", {}), key, jnp.int32(0))',
+            'query = _query_or_key(attention, own.get("query_norm", {}), query, jnp.int32(0))\n'
+            'key = _query_or_key(attention, own.get("key_norm", {}), key, distance)',
+        ),
+        f"{TOKENS}[rotary] "
+        f"{CIRCUITS}::test_token_circuits_predict_attention_and_logits_of_a_model_without_norms",
+    ),
+    Bug(
+        "circuits of tokens omit the norm before the head",
+        "interpret.head_circuits:_token_maps",
+        Replace('norm_before(stack.final_norm, weights.get("final_norm", {}), kernel)', "kernel"),
+        f"{TOKENS} {CIRCUITS}::test_copying_scores_equal_eigenvalues_of_the_full_circuit",
+    ),
+    Bug(
+        "circuits of a gated head are computed",
+        "interpret.head_circuits:_nonlinear",
+        Replace("attention.has_gate", "False"),
+        f"{CIRCUITS}::test_circuits_refuse_models_whose_heads_are_not_linear",
     ),
 )

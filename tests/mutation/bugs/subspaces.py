@@ -9,6 +9,9 @@ CIRCUITS = "interpret/test_head_circuits.py"
 COMPOSED = f"{CIRCUITS}::test_composition_scores_equal_norms_of_products_of_full_matrices"
 TOKENS = f"{CIRCUITS}::test_token_circuits_equal_products_of_full_matrices"
 HEADS = "interpret.head_circuits:_weights_of_heads"
+AUTOENCODERS = "interpret/test_autoencoders.py"
+FEATURES = f"{AUTOENCODERS}::test_features_and_reconstructions_equal_the_formula"
+LOAD = "interpret.autoencoders:load_autoencoder"
 
 BUGS = (
     # ---- neurons
@@ -102,5 +105,49 @@ BUGS = (
         "interpret.head_circuits:_nonlinear",
         Replace("attention.has_gate", "False"),
         f"{CIRCUITS}::test_circuits_refuse_models_whose_heads_are_not_linear",
+    ),
+    # ---- autoencoders
+    Bug(
+        "the gate of an autoencoder has no threshold from its magnitude",
+        LOAD,
+        Replace('encoder_bias - factor * arrays["b_gate"]', '-factor * arrays["b_gate"]'),
+        FEATURES,
+    ),
+    Bug(
+        "the magnitude of a gated autoencoder is not rescaled",
+        LOAD,
+        Replace("factor * encoder", "encoder"),
+        FEATURES,
+    ),
+    Bug(
+        "equal features of a TopK autoencoder are all kept",
+        "interpret.autoencoders:SparseAutoencoder.encode",
+        Replace(
+            "jnp.put_along_axis(zeros, index, largest, axis=-1, inplace=False)",
+            "jnp.where(features >= largest[..., -1:], features, zeros)",
+        ),
+        f"{AUTOENCODERS}::test_topk_keeps_exactly_k_features_that_are_equal",
+    ),
+    Bug(
+        "an autoencoder is spliced at the output of its layer, whatever its hook point",
+        "interpret.autoencoders:splice",
+        Replace(
+            "points[0] if point is None else point",
+            'point or "block.output"',
+        ),
+        f"{AUTOENCODERS}::test_autoencoders_are_spliced_at_their_own_hook_point",
+    ),
+    Bug(
+        "the input of a layer is taken for its output",
+        "interpret.autoencoders:_POINTS",
+        lambda points: {**points, "hook_resid_pre": "block.output"},
+        f"{AUTOENCODERS}::test_hook_names_are_translated_to_layers_and_hook_points",
+    ),
+    Bug(
+        "options in the metadata of a config are not read",
+        "interpret.autoencoders:_read_config",
+        Replace("isinstance(metadata, dict)", "False"),
+        f"{AUTOENCODERS}::test_hook_names_are_translated_to_layers_and_hook_points "
+        f"{AUTOENCODERS}::test_autoencoders_with_unsupported_options_are_refused",
     ),
 )

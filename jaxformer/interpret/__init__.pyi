@@ -6,6 +6,11 @@ from .ablation import (
     ablate_sets as ablate_sets,
     head_sets as head_sets,
 )
+from .alignment import (
+    Alignment as Alignment,
+    AlignmentSettings as AlignmentSettings,
+    train_alignment as train_alignment,
+)
 from .atlas import (
     AtlasHistory as AtlasHistory,
     AtlasSettings as AtlasSettings,
@@ -52,6 +57,13 @@ from .head_circuits import (
     copying_scores as copying_scores,
     head_weights as head_weights,
     token_circuits as token_circuits,
+)
+from .interchange import (
+    InterchangePairs as InterchangePairs,
+    InterchangeSite as InterchangeSite,
+    interchange as interchange,
+    interchange_accuracy as interchange_accuracy,
+    interchange_patch as interchange_patch,
 )
 from .lens import (
     Lens as Lens,

@@ -13,7 +13,7 @@ from jaxformer.interpret import AttentionMaps, Page, Sweep, draw_attention
 from jaxformer.interpret.summary import summary
 
 # Values without arrays, for which the usual text is short enough.
-PLAIN = {"AtlasSettings", "ScoreSettings", "Node", "Edge", "EncodedText"}
+PLAIN = {"AtlasSettings", "ScoreSettings", "Node", "Edge", "InterchangeSite", "EncodedText"}
 RESULTS = {
     name: getattr(interpret, name)
     for name in interpret.__all__

@@ -12,6 +12,11 @@ HEADS = "interpret.head_circuits:_weights_of_heads"
 AUTOENCODERS = "interpret/test_autoencoders.py"
 FEATURES = f"{AUTOENCODERS}::test_features_and_reconstructions_equal_the_formula"
 LOAD = "interpret.autoencoders:load_autoencoder"
+INTERCHANGE = "interpret/test_interchange.py"
+ALIGNMENT = "interpret/test_alignment.py"
+SWAPPED = f"{INTERCHANGE}::test_interchange_swaps_the_first_coordinates_of_the_rotated_values"
+PATCHED = f"{INTERCHANGE}::test_interchange_patch_equals_patching_the_values_of_the_formula"
+RECOVERED = f"{ALIGNMENT}::test_alignment_recovers_the_subspace_of_a_planted_variable"
 
 BUGS = (
     # ---- neurons
@@ -149,5 +154,77 @@ BUGS = (
         Replace("isinstance(metadata, dict)", "False"),
         f"{AUTOENCODERS}::test_hook_names_are_translated_to_layers_and_hook_points "
         f"{AUTOENCODERS}::test_autoencoders_with_unsupported_options_are_refused",
+    ),
+    # ---- interchange interventions
+    Bug(
+        "the source is added to the base without removing the base's part",
+        "interpret.interchange:interchange",
+        Replace("source - value", "source"),
+        f"{SWAPPED} {PATCHED} "
+        f"{INTERCHANGE}::test_interchange_of_the_whole_space_has_the_effect_of_patch_sweep",
+    ),
+    Bug(
+        "an interchange applies to all layers",
+        "interpret.interchange:_interchange_at",
+        Replace("at.layer == place.layer", "True"),
+        f"{INTERCHANGE}::test_interchange_accuracy_is_the_fraction_of_predicted_answers",
+    ),
+    Bug(
+        "the values of the first source position are copied to all positions",
+        "interpret.interchange:_interchange_at",
+        Replace("index[..., None]", "0 * index[..., None]"),
+        PATCHED,
+    ),
+    Bug(
+        "an interchange counts positions from the first token of a pass",
+        "interpret.interchange:_interchange_at",
+        Replace("jnp.asarray(at.positions)", "jnp.arange(x.shape[1], dtype=jnp.int32)"),
+        f"{INTERCHANGE}::test_generation_with_an_interchange_predicts_the_tokens_of_a_whole_pass",
+    ),
+    Bug(
+        "the intervention takes source values from another layer",
+        "interpret.interchange:read_examples",
+        Replace("layers_with(model, point).index(int(place.layer))", "0"),
+        f"{INTERCHANGE}::test_interchange_accuracy_is_the_fraction_of_predicted_answers",
+    ),
+    Bug(
+        "pairs that fill the last batch count in the accuracy",
+        "interpret.interchange:measure_accuracy",
+        Replace("np.concatenate(found)[:count]", "np.concatenate(found)"),
+        f"{INTERCHANGE}::test_interchange_accuracy_is_the_fraction_of_predicted_answers",
+    ),
+    Bug(
+        "a matrix whose rows are not orthonormal is accepted as a rotation",
+        "interpret.interchange:_checked_rotation",
+        Replace("not error < _TOLERANCE", "False"),
+        f"{INTERCHANGE}::test_interchange_refuses_invalid_sites_pairs_and_rotations",
+    ),
+    # ---- alignment
+    Bug(
+        "the learnt rotation is not orthonormal",
+        "interpret.alignment:_rotation",
+        Replace("jnp.linalg.qr(free)[0].T", "free.T"),
+        f"{ALIGNMENT}::test_rotations_are_orthonormal_bases_of_the_free_columns {RECOVERED}",
+    ),
+    Bug(
+        "an alignment climbs the loss",
+        "interpret.alignment:_step",
+        Replace("x - rate * update", "x + rate * update"),
+        RECOVERED,
+    ),
+    Bug(
+        "an alignment is tested on its training pairs",
+        "interpret.alignment:_split",
+        Replace("order[:number]", "order[-number:]"),
+        f"{ALIGNMENT}::test_no_held_out_pair_is_used_for_training",
+    ),
+    Bug(
+        "an alignment reports the accuracy of its first subspace",
+        "interpret.alignment:train_alignment",
+        Replace(
+            '{"initial": first, "learnt": _rotation(state[0])}',
+            '{"initial": first, "learnt": first}',
+        ),
+        RECOVERED,
     ),
 )

@@ -15,6 +15,15 @@ from jaxformer.decoding.fill import fill
 from jaxformer.functional import chunked_cross_entropy
 from jaxformer.functional.dropout import dropout
 from jaxformer.functional.losses.token_masking import mask_tokens
+from jaxformer.interpret import (
+    AlignmentSettings,
+    InterchangePairs,
+    InterchangeSite,
+    attribute_neurons,
+    composition_scores,
+    copying_scores,
+    train_alignment,
+)
 from jaxformer.interpret.attribution import attribute, input_gradients
 from jaxformer.interpret.circuits import evaluate_circuits
 from jaxformer.interpret.edge_attribution import attribute_edges
@@ -159,6 +168,13 @@ def saved(name, folder):
     return jf.load(folder).variables
 
 
+def aligned():
+    model, variables, _ = built("decoder")
+    pairs = InterchangePairs(*(tiny.tokens(seed, 8, 6) for seed in (0, 1)), np.arange(8))
+    place = InterchangeSite(0, (2,))
+    return train_alignment(model, variables, pairs, place, 2, AlignmentSettings(2, 4))
+
+
 def in_chunks():
     hidden = jax.random.normal(jax.random.key(0), (2, 4, 8), jnp.float32)
     kernel, targets = jnp.ones((8, 17), jnp.float32), jnp.asarray(tiny.tokens(0, 2, 4))
@@ -192,6 +208,10 @@ PROGRAMS = {
     "filled tokens": lambda path: fill(*built("encoder")[:2], [[1, 12, 3]], 12),
     "attribution": lambda path: explained(attribute, "decoder", [1, 2]),
     "attribution of a translator": lambda path: explained(attribute, "encoder-decoder", [1, 2]),
+    "attribution of neurons": lambda path: explained(attribute_neurons, "decoder", [1, 2]),
+    "composition scores": lambda path: composition_scores(*built("llama")[:2], 1),
+    "copying scores": lambda path: copying_scores(*built("llama")[:2]),
+    "an alignment": lambda path: aligned(),
     "gradients of inputs": lambda path: explained(input_gradients, "decoder", [1, 2], -1),
     "logit lens": lambda path: explained(logit_lens, "decoder"),
     "Jacobian lens": lambda path: explained(jacobian_lens, "decoder"),

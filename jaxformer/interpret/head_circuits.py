@@ -12,8 +12,9 @@ scores compare the norm of the product of two circuits with the norms of the cir
     key      ‖OV₁ QK₂ᵀ‖ / (‖OV₁‖ ‖QK₂‖)
     value    ‖OV₁ OV₂‖ / (‖OV₁‖ ‖OV₂‖)
 
-Norms are Frobenius norms. No circuit is computed as a matrix [dim, dim]: by a QR decomposition
-W_Kᵀ = Rᵀ Uᵀ with Uᵀ U = 1, and U does not change the norm, so ‖X W_Q W_Kᵀ‖ = ‖X W_Q Rᵀ‖.
+Norms are Frobenius norms. The scores need no matrix [dim, dim]. With the QR decomposition
+W_K = U R, in which U has orthonormal columns, ‖X W_Q W_Kᵀ‖ = ‖X W_Q Rᵀ‖, and R is
+[head_dim, head_dim].
 
 All functions fold the norms of the layers into the weights. With a fixed scale, LayerNorm and
 RMSNorm are linear: they subtract the mean (LayerNorm) and multiply by γ. The scale is one number
@@ -249,6 +250,12 @@ def _check_head(model: LanguageModel) -> None:
         raise ValueError(
             "model has BERT's transform before the head; circuits of tokens require a linear head"
         )
+    norm = model.architecture.stack.final_norm
+    if not isinstance(norm, _LINEAR_NORMS):
+        raise ValueError(
+            f"the model has the norm {type(norm).__name__} before the head; circuits of tokens "
+            "require a norm that is linear up to its scale, such as LayerNorm or RMSNorm"
+        )
 
 
 # ---- Weights of heads.
@@ -284,19 +291,20 @@ def norm_before(
 def _weights_of_heads(layer: Layer, weights: Weights, distance: Int[Array, ""]) -> HeadWeights:
     """Returns the weights of the heads of one layer."""
     part, attention, own = _attention_part(layer), self_attention_layer(layer), weights["attention"]
-    kernels = {name: own[name]["kernel"].astype(jnp.float32) for name in (*PARTS, "output")}
-    norm_weights = weights.get("attention_norm", {})
+    name = part.norm_name(attention) if isinstance(part, Parallel) else "attention_norm"
+    norm_weights = weights.get(name, {})
+    kernels = {side: own[side]["kernel"].astype(jnp.float32) for side in (*PARTS, "output")}
     if isinstance(part, Residual) and part.norm_position == "post_sublayer":
         kernels["output"] = norm_after(part.norm, norm_weights, kernels["output"])
     else:
-        for name in PARTS:
-            kernels[name] = norm_before(part.norm, norm_weights, kernels[name])
+        for side in PARTS:
+            kernels[side] = norm_before(part.norm, norm_weights, kernels[side])
     if isinstance(part, Residual) and part.output_norm is not None:
         output_weights = weights["attention_output_norm"]
         kernels["output"] = norm_after(part.output_norm, output_weights, kernels["output"])
     num_heads, num_kv_heads = attention.num_heads, attention.num_kv_heads
     query = split_heads(kernels["query"], num_heads)
-    key, value = (split_heads(kernels[name], num_kv_heads) for name in ("key", "value"))
+    key, value = (split_heads(kernels[side], num_kv_heads) for side in ("key", "value"))
     query = _query_or_key(attention, own.get("query_norm", {}), query, distance)
     key = _query_or_key(attention, own.get("key_norm", {}), key, jnp.int32(0))
     key, value = (jnp.repeat(x, num_heads // num_kv_heads, axis=0) for x in (key, value))

@@ -1,5 +1,6 @@
 """Circuits equal products of full matrices in float64, and what the model computes."""
 
+from dataclasses import replace
 from operator import itemgetter
 
 import jax
@@ -181,6 +182,18 @@ def test_token_circuits_predict_attention_and_logits_of_a_model_without_norms(se
 
 
 @pytest.mark.slow
+def test_circuits_use_the_shared_norm_of_a_parallel_layer_whose_attention_is_last():
+    model = built("shared-norm")
+    variables, layers = tiny.weights(model, 0), model.architecture.stack.layers
+    swapped = [(replace(part, sublayers=part.sublayers[::-1]),) for (part,) in layers]
+    blocks = dict(variables["params"]["blocks"])
+    blocks["feedforward_norm"] = blocks.pop("attention_norm")
+    renamed = {"params": {**variables["params"], "blocks": blocks}}
+    found = composition_scores(jf.Decoder(model.config, layers=tuple(swapped)), renamed)
+    tiny.all_close(found, composition_scores(model, variables))
+
+
+@pytest.mark.slow
 def test_circuits_of_quantized_weights_are_those_of_the_dense_weights():
     model = built("layer-norm")
     quantized = quantize_all(tiny.weights(model, 0)["params"])
@@ -211,5 +224,11 @@ def test_circuits_refuse_models_whose_heads_are_not_linear():
     assert "without 'attention' heads" in message_of(kind=jf.RecurrentConfig)
     bert = {"kind": jf.EncoderConfig, "transform": True}
     assert "BERT's transform" in message_of(copying_scores, **bert)
+    layers = built("layer-norm").architecture.stack.layers
+    config = replace(built("layer-norm").config, norm="dynamic_tanh")
+    mixed = jf.Decoder(config, layers=layers)
+    assert "has the norm DynamicTanh before the head" in error_of(
+        copying_scores, mixed, tiny.weights(mixed, 0)
+    )
     assert "ids are 0 … 12" in message_of(token_circuits, ([13],))
     assert "they must be int [tokens]" in message_of(token_circuits, ([[1]],))

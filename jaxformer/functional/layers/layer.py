@@ -170,7 +170,7 @@ class Parallel:
         for sublayer, part_key in zip(self.sublayers, keys, strict=True):
             weights[sublayer.name] = sublayer.init(part_key, dim, initial)
             if self.norm is not None:
-                weights[self._norm_name(sublayer)] = self.norm.init(dim)
+                weights[self.norm_name(sublayer)] = self.norm.init(dim)
         return weights
 
     def output_dim(self, dim: int) -> int:
@@ -196,7 +196,7 @@ class Parallel:
         points: list[str] = []
         for sublayer, point in zip(self.sublayers, after, strict=True):
             if self.norm is not None:
-                points.append(divisor_point(self._norm_name(sublayer)))
+                points.append(divisor_point(self.norm_name(sublayer)))
             points += [*sublayer.hook_points, point]
         return tuple(dict.fromkeys(points))
 
@@ -208,9 +208,10 @@ class Parallel:
         hook: HookPoints = NO_HOOK,
     ) -> Float[Array, "*batch dim"]:
         """Computes the input of a sub-layer: Norm(x) or x."""
-        return apply_norm(self.norm, weights, self._norm_name(sublayer), x, hook)
+        return apply_norm(self.norm, weights, self.norm_name(sublayer), x, hook)
 
-    def _norm_name(self, sublayer: SubLayer) -> str:
+    def norm_name(self, sublayer: SubLayer) -> str:
+        """Returns the name of the norm weights of a sub-layer's input."""
         is_shared = self.shares_norm and sublayer not in self.reads_sum
         return f"{(self.sublayers[0] if is_shared else sublayer).name}_norm"
 

@@ -106,6 +106,15 @@ BUGS = (
         f"{TOKENS} {CIRCUITS}::test_copying_scores_equal_eigenvalues_of_the_full_circuit",
     ),
     Bug(
+        "circuits of a parallel layer use the norm of the name of attention",
+        HEADS,
+        Replace(
+            'part.norm_name(attention) if isinstance(part, Parallel) else "attention_norm"',
+            '"attention_norm"',
+        ),
+        f"{CIRCUITS}::test_circuits_use_the_shared_norm_of_a_parallel_layer_whose_attention_is_last",
+    ),
+    Bug(
         "circuits of a gated head are computed",
         "interpret.head_circuits:_nonlinear",
         Replace("attention.has_gate", "False"),

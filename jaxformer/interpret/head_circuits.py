@@ -12,9 +12,8 @@ scores compare the norm of the product of two circuits with the norms of the cir
     key      ‖OV₁ QK₂ᵀ‖ / (‖OV₁‖ ‖QK₂‖)
     value    ‖OV₁ OV₂‖ / (‖OV₁‖ ‖OV₂‖)
 
-Norms are Frobenius norms. The scores need no matrix [dim, dim]. With the QR decomposition
-W_K = U R, in which U has orthonormal columns, ‖X W_Q W_Kᵀ‖ = ‖X W_Q Rᵀ‖, and R is
-[head_dim, head_dim].
+Norms are Frobenius norms. The scores need no matrix [dim, dim], because with M = W_O W_Q,
+‖W_V W_O W_Q W_Kᵀ‖² = tr(W_Vᵀ W_V M W_Kᵀ W_K Mᵀ) is a trace of matrices [head_dim, head_dim].
 
 All functions fold the norms of the layers into the weights. With a fixed scale, LayerNorm and
 RMSNorm are linear: they subtract the mean (LayerNorm) and multiply by γ. The scale is one number
@@ -342,31 +341,34 @@ def _head_weights(model: LanguageModel, weights: Weights, distance: Int[Array, "
 # ---- Composition.
 
 
-def _triangle(
-    x: Float[Array, "*batch rows columns"],
-) -> Float[Array, "*batch size columns"]:
-    """Returns R of x = U R, where U has orthonormal columns, so that ‖y Rᵀ‖ = ‖y xᵀ‖."""
-    return jnp.linalg.qr(x, mode="r")
-
-
-def _unit(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch rows columns"]:
-    """Divides each matrix by its Frobenius norm; a matrix of zeros is returned unchanged."""
-    norm = jnp.linalg.norm(x, axis=(-2, -1), keepdims=True)
-    return x / jnp.where(norm == 0, 1.0, norm)
+def _gram(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch columns columns"]:
+    """Computes xᵀ x."""
+    return x.mT @ x
 
 
 @partial(jax.jit, static_argnums=0)
 def _composition(model: LanguageModel, weights: Weights, distance: Int[Array, ""]) -> Composition:
     query, key, value, output = _head_weights(model, weights, distance)
-    writer = _unit(_triangle(value) @ output)
+    num_layers, num_heads, dim, size = query.shape
+    # The circuit of a reader is x yᵀ.
     pairs = ((query, key), (key, query), (value, output.mT))
-    readers = jnp.stack([_unit(x @ _triangle(y).mT) for x, y in pairs], axis=1)
-    num_layers, num_heads = query.shape[:2]
+    grams = jnp.stack([_gram(y) for _, y in pairs], axis=1)
+    written = _gram(value)
+    norms = jnp.stack([(_gram(x) * _gram(y)).sum((-2, -1)) for x, y in pairs], axis=1)
+    # In this layout, a pair of layers needs one matrix product with an axis of size dim.
+    writers = output.reshape(num_layers, -1, dim)
+    readers = jnp.stack([x for x, _ in pairs], axis=1)
+    readers = jnp.moveaxis(readers, 3, 1).reshape(num_layers, dim, -1)
     earlier, later = np.triu_indices(num_layers, 1)
 
     def scores(pair: tuple[Array, Array]) -> Float[Array, "3 heads heads"]:
-        product = jnp.einsum("hid,pgdj->phgij", writer[pair[0]], readers[pair[1]])
-        return jnp.linalg.norm(product, axis=(-2, -1))
+        first, second = pair
+        product = (writers[first] @ readers[second]).reshape(num_heads, size, 3, num_heads, size)
+        product = product.transpose(2, 0, 3, 1, 4)
+        left = written[first][None, :, None] @ product @ grams[second][:, None]
+        squares = jnp.maximum((left * product).sum((-2, -1)), 0.0)
+        scale = norms[first, 2][:, None] * norms[second][:, None]
+        return jnp.sqrt(squares / jnp.where(scale == 0.0, 1.0, scale))
 
     found = jnp.zeros((num_layers, num_layers, 3, num_heads, num_heads), jnp.float32)
     if num_layers > 1:

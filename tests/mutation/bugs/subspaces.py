@@ -75,7 +75,7 @@ BUGS = (
     Bug(
         "composition scores are not divided by the norm of the later circuit",
         "interpret.head_circuits:_composition",
-        Replace("_unit(x @ _triangle(y).mT)", "x @ _triangle(y).mT"),
+        Replace("norms[first, 2][:, None] * norms[second][:, None]", "norms[first, 2][:, None]"),
         COMPOSED,
     ),
     Bug(

@@ -28,6 +28,7 @@ jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 from jaxformer.functional.attention import blockwise  # noqa: E402
+from tests.parts import part  # noqa: E402
 from tests.properties import witness  # noqa: E402
 
 # The suite mostly compiles. XLA's older code for fused loops, which jax 0.11 removed, compiles in
@@ -47,6 +48,21 @@ _ONCE = {"phases": (Phase.explicit, Phase.generate), "report_multiple_bugs": Fal
 _ONCE["database"] = None
 settings.register_profile("mutation", max_examples=20, derandomize=False, **_ONCE, **_SLOW)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--part", type=part, default="1/1", metavar="K/N", help="only one of N parts of the tests"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Deselects the tests outside the part that `--part` selects."""
+    chosen = config.getoption("part")
+    others = [item for item in items if not chosen.has(item.nodeid)]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if chosen.has(item.nodeid)]
 
 
 # Each compiled program maps memory, and Linux allows 65,530 mappings per process. A worker with

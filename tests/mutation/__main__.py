@@ -2,7 +2,7 @@
 
 python -m tests.mutation                 # all bugs: a table, exit status 0 if all are killed
 python -m tests.mutation window padding  # bugs whose name contains one of the words
-python -m tests.mutation --part 2/3      # the second third of the bugs
+python -m tests.mutation --part 2/3      # the second of three parts of the bugs
 python -m tests.mutation --seeds 5       # each test must fail with each of 5 seeds
 python -m tests.mutation --sound 20      # the same tests on the unchanged code with 20 seeds:
                                          # all must pass
@@ -19,6 +19,7 @@ from tests.mutation.bug import PROJECT, environment
 from tests.mutation.bugs import BUGS
 from tests.mutation.sound import stay_sound
 from tests.mutation.warm import run_pytest
+from tests.parts import part
 
 # Failures that do not detect the bug: tests that cannot be imported, a change that raises itself,
 # and a change that uses a name that no longer exists.
@@ -100,17 +101,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation")
     parser.add_argument("words", nargs="*", help="only bugs whose name contains one of the words")
     parser.add_argument("--seeds", type=int, default=1, metavar="SEEDS", help="seeds per test")
-    parser.add_argument("--part", default="1/1", metavar="K/N", help="only each N-th bug")
+    parser.add_argument(
+        "--part", type=part, default="1/1", metavar="K/N", help="only one of N parts of the bugs"
+    )
     parser.add_argument("--sound", type=int, metavar="SEEDS", help="run on the unchanged code")
     arguments = parser.parse_args()
     if arguments.seeds < 1:
         parser.error(f"--seeds is {arguments.seeds}; it must be at least 1")
-    part = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", arguments.part)
-    if not part or int(part[1]) > int(part[2]):
-        parser.error(f"--part is {arguments.part!r}; it must be K/N, such as 1/3 for a third")
     words = arguments.words
     chosen = [bug for bug in BUGS if not words or any(word in bug.name for word in words)]
-    chosen = chosen[int(part[1]) - 1 :: int(part[2])]
+    chosen = [bug for bug in chosen if arguments.part.has(bug.name)]
     if arguments.sound:
         return int(stay_sound(chosen, arguments.sound) > 0)
     return int(kill(chosen, arguments.seeds) > 0)

@@ -344,6 +344,10 @@ class HookPoints:
         """Returns whether the hook point is captured or patched."""
         return name in self.hooks.capture or name in self.hooks.patch
 
+    def changes(self, name: str) -> bool:
+        """Returns whether the hook point is patched."""
+        return name in self.hooks.patch
+
     def at_steps(self, steps: Any, where: Any) -> Any:
         """Returns `where` if the pass predicts one of the tokens `steps`; otherwise False."""
         if steps is None:

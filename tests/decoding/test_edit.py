@@ -91,7 +91,8 @@ def test_edit_that_returns_the_value_leaves_logits_bitwise_equal(name, seed):
     tokens = tiny.tokens(seed, BATCH, LENGTH)
     plain = jf.inspect(model, variables, tokens, source=source).logits
     for point in own_points(model):
-        if point.endswith(".weights"):  # a change of weights selects another implementation
+        # A change of scores, weights or divisors selects another implementation.
+        if point.endswith((".scores", ".weights", ".divisor")):
             continue
         patch = {point: jf.Edit(keep)}
         found = jf.inspect(model, variables, tokens, source=source, patch=patch).logits

@@ -252,11 +252,13 @@ def apply_norm(
     if norm is None:
         return x
     own, point = weights[name], divisor_point(name)
-    # The functions of norms compute divisor and quotient in one pass, and recompute them for the
-    # gradient. The two steps are separate only if the divisor is captured or changed.
-    if not hook.has(point):
-        return norm(own, x)
-    return norm.divide(own, x, hook(point, norm.divisor(own, x)))
+    # The function of a norm computes divisor and quotient in one pass, and recomputes them for the
+    # gradient. The two steps are separate only if the divisor is changed, and round differently.
+    if hook.changes(point):
+        return norm.divide(own, x, hook(point, norm.divisor(own, x)))
+    if hook.has(point):
+        hook(point, norm.divisor(own, x))
+    return norm(own, x)
 
 
 def divisor_point(name: str) -> str:

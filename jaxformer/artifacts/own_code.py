@@ -1,7 +1,7 @@
-"""Import of a user's classes and functions by name, such as "my_parts:squared_relu".
+"""Imports a user's classes and functions by name, such as "my_parts:squared_relu".
 
-Importing a module runs its code. The callers of this module therefore import only names that the
-user has typed, or names of a folder that the user trusts.
+Importing a module runs its code. Callers must therefore pass only names that the user has typed, or
+names from a folder that the user trusts.
 """
 
 import os
@@ -57,8 +57,8 @@ def import_named(kind: Literal["class", "function"], name: str, where: str) -> A
             raise _failed(where, name, module_name, error) from error
         meant = did_you_mean(module_name, (x.name for x in iter_modules()))
         raise ValueError(
-            f"{where} is {name}, but there is no module {module_name!r} in this folder or on the "
-            f"Python path{meant}"
+            f"{where} is {name}, but there is no module {module_name!r} in the current directory "
+            f"or on the Python path{meant}"
         ) from None
     except (Exception, SystemExit) as error:
         raise _failed(where, name, module_name, error) from error

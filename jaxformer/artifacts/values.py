@@ -3,8 +3,8 @@
 The JSON contains the names of classes and functions. By default, reading never imports modules.
 jaxformer's own classes are stored by their plain names. Other classes and functions are stored as
 "module:name", and the caller passes the objects to the reader. If no passed object has the stored
-module, the reader compares only the names, so a class may move to another module. Only a caller
-that trusts the JSON lets the reader import the names.
+module, the reader compares only the names, so a class may move to another module. The reader
+imports the names only if the caller trusts the JSON and passes trust_code=True.
 """
 
 from collections.abc import Callable, Iterable

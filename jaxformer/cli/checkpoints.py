@@ -43,7 +43,7 @@ class RunArguments:
     """mesh to shard the model over: the number of devices along each axis, such as
     data=2,tensor=4; default: one device"""
     trust_code: Switch = field(default=False, kw_only=True)
-    """import the functions and classes that the model names, from the current directory or the
+    """import the model's user-defined functions and classes from the current directory or the
     Python path; use this only for a model that you trust, because importing a module runs its
     code"""
 
@@ -233,7 +233,7 @@ def open_base(source: str, model: str | None, preset: str | None, trust_code: bo
 
     Raises:
         ValueError: The checkpoint does not exist, does not match --model, or is a classifier, or
-            the user does not trust its functions.
+            it has user-defined functions and --trust-code is missing.
     """
     start_jax()
     from jaxformer.hub.load import fetched, opened

@@ -52,7 +52,7 @@ class ExportArguments:
 
 
 def _check_own(folder: Path) -> None:
-    """Raises ValueError if the model has the user's parts, which no other format can store."""
+    """Raises ValueError if the model has user-defined parts, which no other format can store."""
     sections = read_sections(folder) or {}
     for part in ("mask", "layers", "activation", "positions"):
         for name in foreign_names(sections.get(part)):

@@ -180,7 +180,7 @@ def _accepted(base: Base | None, arguments: TrainArguments) -> Base | None:
     check_reads_text(config.model)
     if base is not None:
         base.accept(config)
-    config.own.load(config.model)  # Raises before any file is written.
+    config.own.load(config.model)  # Raises errors before the run writes a file.
     if base is not None:
         return base.ignoring(arguments.ignore_generation_config)
     _check_nothing_ignored(arguments)
@@ -342,7 +342,7 @@ def _resume_command(folder: RunFolder, config: TrainingConfig) -> str:
 
 
 def _trust_flag(config: TrainingConfig) -> list[str]:
-    """Returns the flag that opens the run, if the run has the user's functions."""
+    """Returns ["--trust-code"] if the run has user-defined functions, and [] otherwise."""
     return ["--trust-code"] if config.own.parts else []
 
 

@@ -77,7 +77,7 @@ class TrainArguments:
     """continue the run in --out; without --out, continue the most recent unfinished run below runs/
     (with --model, the most recent run of this architecture)"""
     trust_code: Switch = False
-    """with --resume or --init-from: import the functions that the run or the checkpoint names; use
+    """with --resume or --init-from: import the user-defined functions of the run or checkpoint; use
     this only for a model that you trust, because importing a module runs its code"""
     processes: Processes = field(default_factory=Processes)
 

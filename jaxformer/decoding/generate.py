@@ -252,7 +252,7 @@ def _generate_batch(call: _Call, batch: Batch) -> Generation:
     rules = build_rules(call.constraints, texts, width, most, call.choice.stops, source)
     first_slots = slots(width + (STEPS if most > 1 else 0))
     num_keys = slots(width + -(-(most - 1) // STEPS) * STEPS)
-    # Captured attention scores or weights of all layers need the same number of keys.
+    # Captured attention scores and weights must have the same number of keys in all layers.
     ring = False if MASKED_VALUES.keys() & {*hooks.capture, *hooks.patch} else None
     cache_size, sources = CacheSize(size, first_slots, ring, num_keys), model.read_source(source)
     cache, read = compiled_cache(model, weights, sources, cache_size, hooks.at_step(0))
@@ -301,8 +301,8 @@ def _collect(
         batch: the batch.
         blocks: the outputs of all decoding steps. Each entry contains a block of several steps.
         read: the values captured while the sources were encoded.
-        num_keys: number of keys in the result's attention scores and weights. In earlier blocks,
-            they have fewer keys, because the cache was smaller, and are padded to this number.
+        num_keys: number of keys in the result's attention scores and weights. Earlier blocks have
+            fewer keys, because the cache was smaller. Their values are padded to this number.
     """
     number, most, layer_hook_points = (
         batch.batch_size,

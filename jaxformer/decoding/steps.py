@@ -20,7 +20,7 @@ from jaxformer.functional.trees import Weights
 from jaxformer.models.language_model import LanguageModel
 
 STEPS = 16  # One compiled call generates this number of tokens per sequence.
-# Hook points whose last axis is the keys of self-attention, with the value at masked keys.
+# The value at masked keys, for each hook point whose last axis is the keys of self-attention.
 MASKED_VALUES = {"attention.scores": -np.inf, "attention.weights": 0.0}
 
 

@@ -66,10 +66,10 @@ def load(
             device. Run the model inside `with jax.set_mesh(mesh)`. Defaults to a single device.
         layers: Your own classes and functions that the folder refers to: sub-layers, masks and
             activations.
-        trust_code: Whether to import the other classes and functions that the folder names, from
-            the current directory or the Python path. Importing a module runs its code, so set this
-            only for a folder that you trust. By default, nothing is imported by name, and a folder
-            cannot run code.
+        trust_code: Whether to import the user-defined classes and functions that `layers` does not
+            contain, from the current directory or the Python path. Importing a module runs its
+            code, so set this only for a folder that you trust. By default, `load` imports nothing
+            by name, so a folder cannot run code.
 
     Returns:
         The model, its variables, and its tokenizer or None.

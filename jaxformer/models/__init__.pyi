@@ -1,4 +1,4 @@
-"""The modules of the room that the documentation uses, which are imported on first use."""
+"""Modules of this package that the documentation uses. Python imports each on first use."""
 
 from . import (
     config as config,

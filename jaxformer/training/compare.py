@@ -130,7 +130,7 @@ def changed(runs: list[Compared]) -> dict[str, list]:
     return {name: row for name, row in values.items() if any(x != row[0] for x in row)}
 
 
-# The fields of a config that are dataclasses of settings.
+# The fields of a config whose values are dataclasses of settings.
 _SECTIONS = ("model", "optimizer", "execution", "lora", "own")
 
 

@@ -51,7 +51,7 @@ def fit_preset(
         training: The preset.
         values: The user's values by field name. Of the fields in `training.execution`,
             `training.lora` and `training.optimizer`, only `optimizer` and the presence of
-            `learning_rate` matter. The fields of `training.own` matter, too.
+            `learning_rate` matter. All fields of `training.own` matter.
         model_is_fixed: Whether the model comes from a checkpoint. The fields of such a model must
             not change.
 
@@ -91,7 +91,7 @@ def _optimizer(preset: TrainingConfig, values: dict[str, Any]) -> OptimizerConfi
 
 
 def _own_parts(settings: Settings) -> None:
-    """Removes the parts of the config that the user's functions replace."""
+    """Removes the parts of the config that user-defined functions replace."""
     for name, value in settings["own"].unused.items():
         if name in settings:
             settings.let(**{name: value})

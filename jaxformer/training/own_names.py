@@ -1,4 +1,4 @@
-"""Parts of a run's model that the user has written, by their names on the command line."""
+"""Names of user-defined functions that replace parts of a run's model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -18,9 +18,9 @@ _ATTENDS = is_one_of("model", *_TRANSFORMERS)
 
 @dataclass(frozen=True)
 class OwnNames:
-    """Names of the user's functions that replace parts of the config's model.
+    """Names of user-defined functions that replace parts of the model that a config describes.
 
-    config.json of a run contains the names. Reading the file imports nothing.
+    A run stores the names in config.json. Reading this file imports nothing.
     """
 
     needs: ClassVar[Needs] = {
@@ -41,8 +41,8 @@ class OwnNames:
     embed_dim that returns one vector for each position"""
     own_mask: Annotated[str | None, _NAME] = None
     """your own mask in place of --window and --prefix: a function of the positions of a query and
-    of a key that returns whether the query attends to the key. In an encoder-decoder, the mask of
-    the decoder"""
+    of a key that returns whether the query attends to the key. In an encoder-decoder, it
+    replaces the mask of the decoder"""
 
     def __post_init__(self) -> None:
         """Checks the form of the names."""
@@ -52,7 +52,7 @@ class OwnNames:
 
     @property
     def parts(self) -> dict[str, str]:
-        """The given names, by the field of the model that the function replaces."""
+        """The given names, by field of the model that the function replaces."""
         names = {name.removeprefix("own_"): getattr(self, name) for name in _FIELDS}
         return {part: name for part, name in names.items() if name is not None}
 
@@ -63,15 +63,15 @@ class OwnNames:
     def without_replaced(self, config: Model) -> Model:
         """Removes the parts of a config that the functions replace.
 
-        The config then has the same parameters as the model: a function is not gated, and it does
-        not have a learned table of positions.
+        The config then describes the same parameters as the model has: a user-defined activation is
+        not gated, and user-defined positions have no learned table.
         """
         names = {x.name for x in fields(config)}
         return replace(config, **{x: y for x, y in self.unused.items() if x in names})
 
     @property
     def unused(self) -> dict[str, Any]:
-        """Values of config fields for parts that the functions replace, by field."""
+        """New values of the config fields that the functions replace, by field."""
         values = {
             "own_activation": {"activation": "gelu_tanh"},
             "own_positions": {"positions": "none"},
@@ -81,7 +81,7 @@ class OwnNames:
         return {name: value for x in given for name, value in x.items()}
 
     def load(self, config: ModelConfig) -> dict[str, Any]:
-        """Imports the functions, by the field of the model.
+        """Imports the functions, and returns them by field of the model.
 
         Args:
             config: The config of the model.
@@ -99,7 +99,7 @@ class OwnNames:
         return found
 
 
-# `jf.save` stores a function of positions as the field of a dataclass.
+# `jf.save` stores a mask function or a position function as this field of a dataclass.
 _INNER = {"FunctionMask": "allows", "FunctionPositions": "compute"}
 _FIELDS = tuple(x.name for x in fields(OwnNames))
 
@@ -133,7 +133,7 @@ def read_own_names(sections: Mapping[str, Any], where: Path) -> OwnNames:
 
 
 def require_trust(own: OwnNames, trusts: bool, where: Path) -> None:
-    """Raises ValueError if a run names the user's functions and the user did not allow to import.
+    """Raises ValueError if a run has user-defined functions and --trust-code is missing.
 
     Args:
         own: The names in the run.

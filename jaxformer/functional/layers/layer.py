@@ -107,7 +107,11 @@ class Residual:
         return Output(y, by_name(function, state), auxiliary)
 
     def hook_points(self, after: Sequence[str]) -> tuple[str, ...]:
-        """Returns the names of the hook points; `after` is that of the residual stream."""
+        """Returns the names of the hook points.
+
+        Args:
+            after: the hook point of the residual stream after the part.
+        """
         name = self.sublayer.name
         own = () if self.norm is None else (divisor_point(f"{name}_norm"),)
         output = () if self.output_norm is None else (divisor_point(f"{name}_output_norm"),)
@@ -192,7 +196,11 @@ class Parallel:
         return Output(total, states, auxiliary)
 
     def hook_points(self, after: Sequence[str]) -> tuple[str, ...]:
-        """Returns the names of the hook points; `after` are those of the residual stream."""
+        """Returns the names of the hook points.
+
+        Args:
+            after: for each sub-layer, the hook point of the residual stream after it.
+        """
         points: list[str] = []
         for sublayer, point in zip(self.sublayers, after, strict=True):
             if self.norm is not None:

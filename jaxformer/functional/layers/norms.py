@@ -240,11 +240,11 @@ class Unapplied:
 def apply_norm(
     norm: Norm | None, weights: Weights, name: str, x: Float[Array, "*batch dim"], hook: HookPoints
 ) -> Float[Array, "*batch dim"]:
-    """Computes Norm(x) with the hook point of the divisor; returns x if there is no norm.
+    """Applies a norm whose divisor is a hook point; returns x if `norm` is None.
 
     Args:
         norm: the norm, or None.
-        weights: weights with those of the norm in `name`.
+        weights: a dict whose entry `name` holds the weights of the norm.
         name: the name of the norm. The hook point of its divisor is `divisor_point(name)`.
         x: the input.
         hook: captures or replaces the divisor.
@@ -252,8 +252,8 @@ def apply_norm(
     if norm is None:
         return x
     own, point = weights[name], divisor_point(name)
-    # The function of a norm computes divisor and quotient in one pass, and recomputes them for the
-    # gradient. The two steps are separate only if the divisor is changed, and round differently.
+    # `norm` computes divisor and quotient in one pass, and recomputes them for the gradient. The
+    # two steps are separate only if the divisor is changed. They then round differently.
     if hook.changes(point):
         return norm.divide(own, x, hook(point, norm.divisor(own, x)))
     if hook.has(point):

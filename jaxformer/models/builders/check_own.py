@@ -1,4 +1,4 @@
-"""Checks of a user's functions: the shapes that they return."""
+"""Checks the shapes and dtypes that a user's functions return."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def check_functions(functions: Mapping[str, Function], config: ModelConfig) -> N
     """Traces a user's functions with small inputs and checks their results.
 
     Args:
-        functions: The functions by the field of the model: "mask", "activation" or "positions".
+        functions: The functions, by field of the model: "mask", "activation" or "positions".
         config: The config of the model.
 
     Raises:
@@ -44,7 +44,7 @@ def _check_positions(name: str, function: Function, config: ModelConfig) -> None
 def _check_mask(name: str, function: Function, config: ModelConfig) -> None:
     from jaxformer.functional.attention.masks import Mask
 
-    if isinstance(function, Mask):  # A Mask reads more than positions.
+    if isinstance(function, Mask):  # A Mask may read more than positions.
         return
     queries, keys = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, 1), (1, 3)))
     found = _trace(name, function, queries, keys)
@@ -57,7 +57,7 @@ def _check_mask(name: str, function: Function, config: ModelConfig) -> None:
 def _trace(
     name: str, function: Function, *inputs: jax.ShapeDtypeStruct, dim: int | None = None
 ) -> jax.ShapeDtypeStruct:
-    """Returns the shape and dtype of a function's result; `dim` is a last argument, if given."""
+    """Returns the shape and dtype of a function's result; passes `dim` last if it is given."""
     static = () if dim is None else (dim,)
 
     def call(*arrays: jax.Array) -> jax.Array:

@@ -43,7 +43,7 @@ NAMES = [f"jf.{room.__name__.partition('.')[2]}.{x}" for room in LISTED for x in
 
 
 def documented_imports():
-    """Returns the import path of each name that a page imports from a room, such as jf.hub.load."""
+    """Returns the import path of each name that a page imports, such as jf.hub.load."""
     found = set()
     for page in (Path(__file__).parents[1] / "docs").glob("*.md"):
         for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
@@ -80,7 +80,7 @@ def test_every_documented_import_is_also_a_listed_attribute():
 
 @pytest.mark.slow
 def test_names_of_each_module_are_found_after_a_fresh_import():
-    """No name depends on what was imported before; each is read without other modules."""
+    """Each name can be imported before all other names."""
     paths = [*{x.rpartition(".")[0]: x for x in (*NAMES, *documented_imports())}.values()]
     code = f"""
 import sys
@@ -101,17 +101,17 @@ for path in {paths}:
 
 
 @pytest.mark.parametrize("path", NAMES)
-def test_every_name_of_a_room_has_its_own_docstring(path):
+def test_every_name_of_a_package_has_its_own_docstring(path):
     *_, (owner, name) = parts(path)
     value = getattr(owner, name)
     if callable(value):
         assert inspect.getdoc(value) and value.__doc__ != object.__doc__, path
 
 
-@pytest.mark.parametrize("room", LISTED)
-def test_stub_of_a_room_lists_the_names_for_editors(room):
-    stub = Path(room.__file__).with_suffix(".pyi")
+@pytest.mark.parametrize("package", LISTED)
+def test_stub_of_a_package_lists_the_names_for_editors(package):
+    stub = Path(package.__file__).with_suffix(".pyi")
     if stub.exists():
         tree = ast.parse(stub.read_text()).body
         names = {x.asname for y in tree if isinstance(y, ast.ImportFrom) for x in y.names}
-        assert names == set(room.__all__)
+        assert names == set(package.__all__)

@@ -1,8 +1,8 @@
 """Distributed alignment search: learns the subspace of an activation that holds a variable.
 
 `train_alignment` learns the rotation R of an interchange intervention (see `interchange`) by
-gradient descent, so that the model predicts the expected answers. R is the transposed factor Q of
-the QR decomposition of a free matrix [dim, k], so its rows are always orthonormal.
+gradient descent. The loss is lowest if the model predicts the expected answers. R is the transposed
+factor Q of the QR decomposition of a free matrix [dim, k], so its rows are always orthonormal.
 
 The accuracy of a learnt subspace is evidence only on pairs that were not used to learn it. Compare
 it with the accuracy of a random subspace (`Alignment.initial_accuracy`). A large subspace can
@@ -159,7 +159,7 @@ def _split(
 
 
 def _rotation(free: Float[Array, "dim k"]) -> Float[Array, "k dim"]:
-    """Returns R with orthonormal rows, whose span is the span of the columns of a matrix."""
+    """Returns R, whose orthonormal rows have the same span as the columns of `free`."""
     return jnp.linalg.qr(free)[0].T
 
 

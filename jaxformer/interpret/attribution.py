@@ -156,7 +156,7 @@ class LogitSlopes(NamedTuple):
         parts: the summands; see `sum_hidden`.
         slopes: the derivative of the logit with respect to each of `parts`, with the scales of the
             norms treated as constants.
-        logit: the logit that follows from `parts`.
+        logit: the logit, computed from `parts`.
         passed: the forward pass.
     """
 
@@ -169,7 +169,7 @@ class LogitSlopes(NamedTuple):
 def logit_slopes(
     model: LanguageModel, weights: Weights, read: Read, capture: tuple[str, ...] = ()
 ) -> LogitSlopes:
-    """Differentiates a logit with respect to the outputs of all sub-layers at its position.
+    """Differentiates a logit with respect to the outputs of all sub-layers at the same position.
 
     Args:
         model: a model that `cannot_attribute` accepts.

@@ -76,7 +76,7 @@ def attribution_sweep(
     clean_metric, captured = measure(model, weights, read, measured, Hooks((point,)))
     base, values = measure(model, weights, changed, measured, Hooks((point,)))
     slopes = metric_gradients(model, weights, changed, measured, {point: values[point]})[point]
-    # At masked keys, both scores are −∞.
+    # At masked keys, both scores are −∞, and their difference would be NaN.
     differences = jnp.where(captured[point] == values[point], 0.0, captured[point] - values[point])
     products = np.asarray(slopes * differences)
     kept = {"layer": 0, "head": products.ndim - 3, "position": products.ndim - 2}
@@ -95,8 +95,8 @@ def metric_gradients(
 ) -> dict[str, Float[Array, "..."]]:
     """Computes the gradient of a metric with respect to the values at several hook points.
 
-    The gradient with respect to a value treats the values at the other hook points as functions of
-    it, if they are computed later.
+    The gradient with respect to a value includes paths through all later hook points, because the
+    values at these hook points depend on it.
 
     Args:
         model: the model.

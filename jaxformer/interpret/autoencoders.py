@@ -8,9 +8,9 @@ c is b_dec or 0. act is one of three functions of z:
 - JumpReLU: max(z, 0) where z exceeds the threshold of the feature, and 0 elsewhere.
 - TopK: the k largest entries of max(z, 0), and 0 elsewhere.
 
-A gated autoencoder is a JumpReLU autoencoder with other weights. With h = (x − c) W_enc, its
-feature is max(exp(r) h + b_mag, 0) where h + b_gate > 0. This condition is exp(r) h + b_mag > θ for
-the threshold θ = b_mag − exp(r) b_gate.
+A gated autoencoder is equivalent to a JumpReLU autoencoder with rescaled weights. With
+h = (x − c) W_enc, its feature is max(exp(r) h + b_mag, 0) where h + b_gate > 0. This condition is
+exp(r) h + b_mag > θ for the threshold θ = b_mag − exp(r) b_gate.
 
 Reference:
     Bricken et al. 2023, "Towards monosemanticity"; Rajamanoharan et al. 2024 (gated, JumpReLU);
@@ -54,7 +54,7 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 # Hook points of TransformerLens, "blocks.{layer}.{name}", that have the same value in jaxformer for
 # every model. The names hook_attn_out and hook_mlp_out are missing: in a model with norms of these
-# outputs, such as Gemma 2, TransformerLens' values are those after the norms.
+# outputs, such as Gemma 2, TransformerLens captures the values after the norms.
 _POINTS = {
     "hook_resid_pre": "block.input",
     "hook_resid_mid": "block.middle",
@@ -75,7 +75,7 @@ class SparseAutoencoder:
         decoder: W_dec.
         decoder_bias: b_dec.
         center: c, which is subtracted from the input.
-        threshold: the threshold of each feature; zeros for ReLU.
+        threshold: the threshold of each feature; zeros for ReLU and TopK.
         k: for TopK, the number of features that may be above 0 for each input; otherwise None.
         layer: the layer that the autoencoder was trained on, or None.
         point: the name of the hook point that the autoencoder was trained on, or None.
@@ -114,9 +114,9 @@ def load_autoencoder(folder: str | Path) -> SparseAutoencoder:
     """Reads an autoencoder in the format of SAELens.
 
     The function supports the architectures "standard", "jumprelu", "topk" and "gated". SAELens
-    saves batch-top-k autoencoders as "jumprelu". `layer` and `point` of the result come from the
-    config's hook name: "blocks.5.hook_resid_post" is the hook point "block.output" of layer 5.
-    `point` is None for a hook whose value may differ from that of a hook point, such as
+    saves batch-top-k autoencoders as "jumprelu". The config's hook name determines `layer` and
+    `point` of the result: "blocks.5.hook_resid_post" is the hook point "block.output" of layer 5.
+    `point` is None if no hook point has the same value as the hook in every model, for example for
     "blocks.5.hook_mlp_out".
 
     Args:
@@ -129,7 +129,9 @@ def load_autoencoder(folder: str | Path) -> SparseAutoencoder:
     config_path, weights_path = (Path(folder) / name for name in _FILES)
     config = _read_config(config_path)
     if not weights_path.is_file():
-        raise ValueError(f"{weights_path} does not exist")
+        raise ValueError(
+            f"{weights_path} does not exist; the folder must contain {' and '.join(_FILES)}"
+        )
     try:
         tensors = load_file(weights_path)
     except SafetensorError as error:
@@ -161,7 +163,7 @@ def load_autoencoder(folder: str | Path) -> SparseAutoencoder:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    """Reads cfg.json. The entries of its "metadata", which SAELens 6 added, are in the result.
+    """Reads cfg.json, and moves the entries of "metadata" (added in SAELens 6) to the top level.
 
     Raises:
         ValueError: The file cannot be read, or an option is not supported.
@@ -258,8 +260,8 @@ def splice(
     name = points[0] if point is None else point
     if name is None or (point is None and len(points) > 1):
         raise ValueError(
-            f"the hook points of the autoencoders are {', '.join(map(str, points))}; if they "
-            'are not equal or not known, pass point, such as point="block.output"'
+            f"the hook points of the autoencoders are {', '.join(map(str, points))}; they must be "
+            'known and equal, or pass point, such as point="block.output"'
         )
     layers = tuple(autoencoders)
     alike = [replace(x, layer=None, point=None) for x in autoencoders.values()]

@@ -1,14 +1,14 @@
-"""Circuits: the metric of a model in which only a set of edges carries the clean text.
+"""Circuits: the metric of a model if only a set of edges carries the values of the clean text.
 
 A circuit is a set of edges (see `graph`). Running a circuit means one forward pass in which each
 receiver r reads
 
     x_r = x_r,corrupted + Σ_s in the circuit (s − s_corrupted)
 
-Here s is the sender's summand of the residual stream in the same pass. The embedding has its
-summand on the clean text. Edges in the circuit thus carry the values of the current pass, and all
-other edges carry the values of the run on the corrupted text. Without edges, the pass equals the
-run on the corrupted text. With all edges, the pass equals the run on the clean text.
+Here s is the sender's summand of the residual stream in the same pass. The summand of the
+embedding is its value on the clean text. Edges in the circuit thus carry the values of the current
+pass, and all other edges carry the values of the run on the corrupted text. Without edges, the pass
+equals the run on the corrupted text. With all edges, the pass equals the run on the clean text.
 
 For a metric m and a circuit C, whose complement contains all other edges:
 
@@ -64,8 +64,8 @@ class CircuitSweep(NamedTuple):
     """Result of `evaluate_circuits`.
 
     Attributes:
-        metrics: for each circuit, the metric if only the circuit's edges carry the clean text.
-        complements: for each circuit, the metric if only the other edges carry the clean text.
+        metrics: for each circuit, the metric if only the circuit's edges carry clean values.
+        complements: for each circuit, the metric if only the other edges carry clean values.
         clean: the metric on the clean text.
         corrupted: the metric on the corrupted text.
     """
@@ -81,7 +81,7 @@ class CircuitSweep(NamedTuple):
 
     @property
     def faithfulness(self) -> Float[np.ndarray, " circuits"]:
-        """The share of the metric that each circuit restores: 0 if none, 1 if all."""
+        """The fraction of `clean` − `corrupted` that each circuit restores."""
         return (self.metrics - self.corrupted) / (self.clean - self.corrupted)
 
     @property
@@ -104,7 +104,7 @@ def evaluate_circuits(
     """Measures the faithfulness and the completeness of circuits.
 
     Each circuit and each complement is one forward pass. Each receiver has its own residual stream,
-    so such a pass costs several times as much as a usual pass.
+    so a pass takes several times as long as a usual forward pass.
 
     Args:
         model: a decoder whose blocks have norm_position "pre" and residuals.
@@ -119,8 +119,8 @@ def evaluate_circuits(
         on_progress: called with (number of measured circuits, total number of circuits).
 
     Raises:
-        ValueError: An argument is invalid, or the parts of the model do not add to a residual
-            stream.
+        ValueError: An argument is invalid, or the model's residual stream is not the sum of the
+            outputs of its parts.
     """
     chunk = whole_number("chunk", chunk, 1)
     graph = model_graph(model)
@@ -223,7 +223,7 @@ def read_residuals(
     edges: Bool[Array, "receivers senders"],
     differences: Float[Array, "senders batch length dim"],
 ) -> Float[Array, "receivers batch length dim"]:
-    """Computes the residual stream that each receiver reads; see the formula of this module."""
+    """Computes the residual stream x_r that each receiver reads; see the module docstring."""
     added = jnp.einsum(
         "rs,sbtd->rbtd",
         edges.astype(differences.dtype),

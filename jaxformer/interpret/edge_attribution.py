@@ -6,11 +6,13 @@ replaces these runs by a linear approximation around the corrupted run:
     effect ≈ Σ (s_clean − s_corrupted) · ∂metric/∂x_r
 
 Here s is the sender's summand of the residual stream. The gradient is the derivative with respect
-to the residual stream that this receiver alone reads: the input of the norm before the queries,
-keys or values of one head, before the feed-forward layer, or before the logits. The sum runs over
-batch elements, positions and features. The approximation is exact if the metric is a linear
-function of the residual stream that the receiver reads. The approximation is poor if the receiver
-is saturated, for example if a head attends to one token only.
+to a copy of the residual stream that only this receiver reads. The copy is the input of the norm
+before the queries, keys or values of one head, before the feed-forward layer, or before the logits.
+The sum runs over batch elements, positions and features.
+
+The approximation is exact if the metric is a linear function of the residual stream that the
+receiver reads. It is poor if the receiver is saturated, for example if a head attends to one token
+only.
 
 Reference:
     Syed et al. 2023, "Attribution Patching Outperforms Automated Circuit Discovery"; Nanda 2023,
@@ -46,7 +48,7 @@ def attribute_edges(
     metric: AnyMetric,
     edges: Sequence[Edge] | None = None,
 ) -> EdgeSweep:
-    """Approximates the result of `patch_edges` by one forward pass per text and one backward pass.
+    """Approximates `patch_edges` with one forward pass for each text and one backward pass.
 
     Memory is proportional to the number of senders times the size of the residual stream.
 
@@ -62,8 +64,8 @@ def attribute_edges(
         The approximate effects, and the metrics of the two texts, which are exact.
 
     Raises:
-        ValueError: An argument is invalid, or the parts of the model do not add to a residual
-            stream.
+        ValueError: An argument is invalid, or the model's residual stream is not the sum of the
+            outputs of its parts.
     """
     graph = model_graph(model)
     indices = np.argwhere(graph.exists) if edges is None else graph.indices("edges", edges)

@@ -16,8 +16,8 @@ layers. Conmy et al. define edges in the same way, because they treat each feed-
 node of the graph. Wang et al. instead recompute the feed-forward layers between the sender and the
 receiver.
 
-All functions for edges and circuits have the same direction as `sweep.patch_sweep`: they start from
-the run on the corrupted text and restore values of the clean text.
+All functions for edges and circuits work in the same direction as `sweep.patch_sweep`: they start
+from the run on the corrupted text, and restore values of the clean text.
 
 Reference:
     Wang et al. 2022, "Interpretability in the Wild", §3.1 (path patching); Conmy et al. 2023,
@@ -82,13 +82,15 @@ class EdgeSweep(NamedTuple):
         return summary(self)
 
     def strongest(self, count: int) -> tuple[Edge, ...]:
-        """Returns the `count` edges whose effects have the largest absolute values, in order.
+        """Returns the `count` edges with the largest absolute effects, in descending order.
 
         Raises:
             ValueError: `count` is negative or exceeds the number of edges.
         """
         if whole_number("count", count, 0) > len(self.edges):
-            raise ValueError(f"count is {count}; it must be at most {len(self.edges)}, all edges")
+            raise ValueError(
+                f"count is {count}; it must be at most {len(self.edges)}, the number of edges"
+            )
         return tuple(
             self.edges[i] for i in np.argsort(-np.abs(self.effects), kind="stable")[:count]
         )
@@ -156,8 +158,8 @@ def patch_edges(
         on_progress: called with (number of measured edges, total number of edges).
 
     Raises:
-        ValueError: An argument is invalid, or the parts of the model do not add to a residual
-            stream.
+        ValueError: An argument is invalid, or the model's residual stream is not the sum of the
+            outputs of its parts.
     """
     chunk = whole_number("chunk", chunk, 1)
     indices = model_graph(model).indices("edges", edges)
@@ -192,8 +194,8 @@ def compare(
     """Checks the arguments of a function for edges, and runs the model on both texts.
 
     Raises:
-        ValueError: An argument is invalid, or the parts of the model do not add to a residual
-            stream.
+        ValueError: An argument is invalid, or the model's residual stream is not the sum of the
+            outputs of its parts.
     """
     graph = model_graph(model)
     model.check(variables)

@@ -128,7 +128,7 @@ class Graph:
         return self.num_heads, self.num_kv_heads, self.num_kv_heads, 1
 
     def time(self, node: Node) -> int:
-        """Returns when a node is computed: an edge exists if its sender precedes its receiver."""
+        """Returns the order of a node: an edge exists if its sender comes before its receiver."""
         if node.layer is None:
             return -1 if node.name == "embedding" else 2 * self.num_layers
         return 2 * node.layer + (node.name == "feedforward" and not self.is_parallel)
@@ -195,7 +195,7 @@ class Graph:
 
 
 def _checked_pair(name: str, edge: Any) -> Edge:
-    """Returns an edge given as a tuple; raises ValueError unless it is a pair of nodes."""
+    """Returns an edge as an `Edge`; raises ValueError unless it is a pair of nodes."""
     try:
         sender, receiver = edge
         return Edge(Node(*sender), Node(*receiver))
@@ -210,7 +210,7 @@ def model_graph(model: LanguageModel) -> Graph:
     """Returns the graph of a decoder.
 
     Raises:
-        ValueError: The parts of the model do not add to a residual stream.
+        ValueError: The model's residual stream is not the sum of the outputs of its parts.
     """
     check_is_sum(model)
     config = transformer_config(model)
@@ -225,7 +225,7 @@ def model_edges(model: LanguageModel) -> tuple[Edge, ...]:
         model: a decoder whose blocks have norm_position "pre" and residuals.
 
     Raises:
-        ValueError: The parts of the model do not add to a residual stream.
+        ValueError: The model's residual stream is not the sum of the outputs of its parts.
     """
     return model_graph(model).edges
 
@@ -242,8 +242,8 @@ def edges_between(model: LanguageModel, nodes: Iterable[Any]) -> tuple[Edge, ...
             `Node("feedforward", layer)`.
 
     Raises:
-        ValueError: A node does not exist, or the parts of the model do not add to a residual
-            stream.
+        ValueError: A node does not exist, or the model's residual stream is not the sum of the
+            outputs of its parts.
     """
     graph, chosen = model_graph(model), {Node("embedding"), Node("logits")}
     for number, node in enumerate(nodes):

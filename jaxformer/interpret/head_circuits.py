@@ -2,11 +2,11 @@
 
 Vectors are rows. A head has the matrices W_Q, W_K, W_V [dim, head_dim] and W_O [head_dim, dim].
 
-    OV = W_V W_O       the change of the output for a change of an attended token
+    OV = W_V W_O       x OV is what the head writes if it attends only to the token x
     QK = W_Q W_Kᵀ      x QK yᵀ is the attention score of the query token x for the key token y
 
-A later head composes with an earlier head if it reads what the earlier head writes. The composition
-scores compare the norm of the product of two circuits with the norms of the circuits:
+A later head composes with an earlier head if it reads the output of the earlier head. The
+composition scores compare the norm of the product of two circuits with the norms of the circuits:
 
     query    ‖OV₁ QK₂‖ / (‖OV₁‖ ‖QK₂‖)
     key      ‖OV₁ QK₂ᵀ‖ / (‖OV₁‖ ‖QK₂‖)
@@ -18,7 +18,7 @@ Norms are Frobenius norms. The scores need no matrix [dim, dim], because with M 
 All functions fold the norms of the layers into the weights. With a fixed scale, LayerNorm and
 RMSNorm are linear: they subtract the mean (LayerNorm) and multiply by γ. The scale is one number
 per token, so it does not change a composition score or a copying score. Without γ, the scores
-would describe features that the head does not read. Biases are ignored.
+would weight the features of the residual stream differently from the head. Biases are ignored.
 
 Reference:
     Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
@@ -79,9 +79,9 @@ class HeadWeights(NamedTuple):
 class Composition(NamedTuple):
     """Composition scores of all pairs of heads, from 0 to 1.
 
-    The first two axes are the layer and head of the earlier head, and the last two axes are those
-    of the later head. Entries whose second layer is not later than the first layer are 0. Circuits
-    that read and write random directions have scores of about 1/√dim.
+    The first two axes are the layer and index of the earlier head. The last two axes are the layer
+    and index of the later head. Entries whose second layer is not later than the first layer are 0.
+    Circuits that read and write random directions have scores of about 1/√dim.
 
     Attributes:
         query: the scores of query composition.
@@ -102,7 +102,8 @@ class TokenCircuits(NamedTuple):
     """The circuits of each head between the vectors of chosen tokens, without positions.
 
     Attributes:
-        ov: entry [a, b] is the change of the logit of token b if the head attends to token a.
+        ov: entry [a, b] is what the head adds to the logit of token b if the head attends only to
+            token a.
         qk: entry [a, b] is the attention score of the query token a for the key token b.
     """
 
@@ -118,7 +119,8 @@ def head_weights(model: LanguageModel, variables: Variables, distance: int = 0) 
     """Returns the weights of all heads of self-attention, with the norms folded in.
 
     Args:
-        model: a Transformer whose layers add to a residual stream without a norm of the sum.
+        model: a Transformer whose layers add their outputs to a residual stream, without a norm of
+            the sum.
         variables: the model's variables.
         distance: for rotary positions, the position of the query minus the position of the key.
             Rotary positions rotate queries and keys, so QK depends on this distance. With the
@@ -151,10 +153,10 @@ def composition_scores(
 def copying_scores(model: LanguageModel, variables: Variables) -> Float[np.ndarray, "layers heads"]:
     """Computes Σλ / Σ|λ| over the eigenvalues λ of each head's full OV circuit.
 
-    The full OV circuit W_E OV W_U maps an attended token to logits [vocab, vocab]. A score of 1
-    means that attention to a token raises the logit of the same token, in the sense of positive
-    eigenvalues; −1 means that it lowers the logit. The nonzero eigenvalues are those of
-    the matrix W_O W_U W_E W_V [head_dim, head_dim].
+    The full OV circuit W_E OV W_U [vocab, vocab] maps an attended token to logits. If the score is
+    1, all nonzero eigenvalues are positive: attention to a token tends to raise the logit of the
+    same token. If the score is −1, attention tends to lower this logit. The matrix W_O W_U W_E W_V
+    [head_dim, head_dim] has the same nonzero eigenvalues.
 
     Args:
         model: see `head_weights`; the model must not have BERT's transform before the head.
@@ -198,7 +200,7 @@ def token_circuits(
     if ids.ndim != 1 or not ids.size or not jnp.issubdtype(ids.dtype, jnp.integer):
         raise ValueError(f"tokens are {ids.dtype} {ids.shape}; they must be int [tokens]")
     if (ids < 0).any() or (ids >= vocab_size).any():
-        raise ValueError(f"tokens are {ids}; ids are 0 … {vocab_size - 1}")
+        raise ValueError(f"tokens are {ids}; they must be ids from 0 to {vocab_size - 1}")
     return _token_circuits(model, variables["params"], jnp.asarray(ids), jnp.int32(distance))
 
 
@@ -350,7 +352,7 @@ def _gram(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch column
 def _composition(model: LanguageModel, weights: Weights, distance: Int[Array, ""]) -> Composition:
     query, key, value, output = _head_weights(model, weights, distance)
     num_layers, num_heads, dim, size = query.shape
-    # The circuit of a reader is x yᵀ.
+    # For each pair (x, y), x yᵀ is the circuit of the later head.
     pairs = ((query, key), (key, query), (value, output.mT))
     grams = jnp.stack([_gram(y) for _, y in pairs], axis=1)
     written = _gram(value)

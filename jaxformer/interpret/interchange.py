@@ -1,12 +1,13 @@
-"""Interchange interventions: replace a subspace of an activation by its value on another text.
+"""Interchange interventions: copy a subspace of an activation from one text to another.
 
-An interchange intervention runs the model on a base text, and replaces a part of one activation by
-its value on a source text. If the part holds a variable of an algorithm, the output must change as
-the output of the algorithm does for the source's value of this variable. The part is a subspace:
+An interchange intervention runs the model on a base text, and replaces the component of one
+activation in a subspace by the component on a source text:
 
     x' = x + (s − x) Rᵀ R
 
-x and s are the activations of the base and the source, and R [k, dim] has k orthonormal rows.
+x and s are the activations of the base and the source, and R [k, dim] has k orthonormal rows. The
+intervention tests whether the subspace represents a variable of an algorithm. If it does, the model
+must give the answer of the algorithm for the base with the source's value of this variable.
 `alignment.train_alignment` learns R.
 
 Reference:
@@ -42,8 +43,8 @@ class InterchangeSite(NamedTuple):
     """Where an interchange intervention replaces values.
 
     Attributes:
-        layer: the number of the layer.
-        positions: the positions of the tokens, counted from 0 in the base and in the source.
+        layer: the index of the layer.
+        positions: the positions of the tokens, counted from 0; equal in the base and the source.
         point: the name of a hook point inside the layers, whose value has no axis of heads.
     """
 
@@ -76,7 +77,7 @@ def interchange(
     source: Float[Array, "*batch dim"],
     rotation: Float[Array, "k dim"],
 ) -> Float[Array, "*batch dim"]:
-    """Computes x + (s − x) Rᵀ R: replaces the part of x in the subspace of R by that of s.
+    """Computes x + (s − x) Rᵀ R: replaces the component of x in the span of R's rows by that of s.
 
     Args:
         value: x, the activation of the base.
@@ -150,7 +151,7 @@ def interchange_accuracy(
 def _checked_positions(positions: Sequence[int]) -> tuple[int, ...]:
     found = tuple(whole_number("positions", x, 0) for x in positions)
     if not found or len(set(found)) < len(found):
-        raise ValueError(f"positions are {found}; they must be at least one, without repetition")
+        raise ValueError(f"positions are {found}; they must be one or more different positions")
     return found
 
 
@@ -182,7 +183,7 @@ def check_interchange(
     """
     if model.config.reads_source:
         raise ValueError(
-            f"model is a {type(model).__name__}; distributed alignment search supports only models "
+            f"model is a {type(model).__name__}; interchange interventions support only models "
             "without a source"
         )
     read = read_logits(model, variables, pairs.base, pairs.answers, -1, None)
@@ -215,7 +216,7 @@ def check_interchange(
     return arrays, place, grid.shape[-1]
 
 
-# ---- Programs. The layer and the positions are arrays, so that all sites share one program.
+# ---- Compiled functions. Layer and positions are arrays, so that all sites share one program.
 
 
 class Place(NamedTuple):

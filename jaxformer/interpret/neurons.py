@@ -69,7 +69,7 @@ class NeuronAttribution(NamedTuple):
 
     @property
     def total(self) -> Float[Array, "batch layers"]:
-        """The contribution of each layer: `attribute(…).feedforward`, up to rounding."""
+        """The contribution of each layer, equal to `attribute(…).feedforward` up to rounding."""
         return self.units.sum(axis=-1) + self.bias
 
     def top(self, k: int) -> TopUnits:

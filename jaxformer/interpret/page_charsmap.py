@@ -1,7 +1,7 @@
-r"""The character map of the normalizer `Precompiled`, which T5's tokenizer has, for a page.
+r"""Converts the character map of T5's normalizer `Precompiled` for a page.
 
 SentencePiece stores the map as a trie of UTF-8 bytes, followed by the replacements. The
-`tokenizers` library splits a text into grapheme clusters and looks up each cluster of less than
+`tokenizers` library splits a text into grapheme clusters and looks up each cluster of fewer than
 `_LONGEST` bytes. If the trie contains a prefix of the cluster, the replacement of the shortest such
 prefix replaces the whole cluster. Otherwise, the library looks up each character of the cluster.
 
@@ -19,7 +19,8 @@ from jaxtyping import UInt32
 from jaxformer.interpret.page_file import pack_texts
 from jaxformer.interpret.page_patterns import Unsupported
 
-_LONGEST = 6  # bytes of a grapheme cluster that the library looks up only by its characters
+# The library looks up a grapheme cluster of this number of bytes or more only by its characters.
+_LONGEST = 6
 _BYTES = np.arange(1, 256, dtype=np.uint32)
 
 
@@ -63,7 +64,7 @@ def character_pairs(blob: bytes) -> dict[str, str]:
 
 
 def _shortest_keys(trie: UInt32[np.ndarray, " nodes"]) -> Iterator[tuple[bytes, int]]:
-    """Yields each key that has no other key as a prefix, and where its replacement starts.
+    """Yields (key, start of its replacement) for each key that has no other key as a prefix.
 
     The trie is a double array in the format of the library Darts-clone.
     """
@@ -74,7 +75,7 @@ def _shortest_keys(trie: UInt32[np.ndarray, " nodes"]) -> Iterator[tuple[bytes, 
             continue
         places = base ^ _BYTES
         places = np.where(places < len(trie), places, 0)
-        # The highest bit of a unit marks a value, and the lowest 8 bits are the byte of an edge.
+        # The highest bit of a node marks a value. The lowest 8 bits are the byte of its edge.
         for place in places[trie[places] & 0x8000_00FF == _BYTES]:
             unit, below = int(trie[place]), _children(trie, int(place))
             longer = key + bytes([unit & 0xFF])
@@ -85,6 +86,6 @@ def _shortest_keys(trie: UInt32[np.ndarray, " nodes"]) -> Iterator[tuple[bytes, 
 
 
 def _children(trie: UInt32[np.ndarray, " nodes"], place: int) -> int:
-    """Returns the place to which the children of a node are relative."""
+    """Returns the base of a node: its child for byte b is at the place base ^ b."""
     unit = int(trie[place])
     return place ^ ((unit >> 10) << ((unit & 0x200) >> 6))

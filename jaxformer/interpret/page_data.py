@@ -211,7 +211,7 @@ def all_logits(
     return np.asarray(_apply(model, {"params": params}, tokens, source)[0], np.float32)
 
 
-# The model is static, so that pages of one model and one length share a compiled program.
+# `model` is static, so that pages of the same model and length share a compiled program.
 @partial(jax.jit, static_argnums=0)
 def _apply(
     model: LanguageModel,

@@ -101,7 +101,7 @@ def pack(array: Num[Array | np.ndarray, "*shape"], kind: str) -> dict[str, Any]:
 
 
 def pack_texts(texts: Sequence[str]) -> dict[str, Any]:
-    """Packs texts. A byte that no UTF-8 text contains ends each text."""
+    """Packs texts. Each text ends with the byte 255, which UTF-8 never contains."""
     joined = b"".join(text.encode() + b"\xff" for text in texts)
     return pack(np.frombuffer(joined, np.uint8), "uint8")
 

@@ -67,12 +67,12 @@ def tokenizer_data(tokenizer: Tokenizer | None, config: ModelConfig) -> dict[str
 def _text_limits(
     before: list[int], after: list[int], max_length: int, num_ids: int
 ) -> dict[str, Any]:
-    """Returns the ids around a text, and the limits of its tokens.
+    """Returns the ids before and after a text, and the limits of its number of tokens and ids.
 
     Args:
         before: The ids before the text.
         after: The ids after the text.
-        max_length: The number of tokens that the model reads.
+        max_length: The maximum number of tokens that the model reads.
         num_ids: The number of token ids of the model.
     """
     most = min(max_length, MOST_TOKENS)

@@ -1,7 +1,7 @@
-"""The residual stream of a pre-norm decoder: what its senders write and its receivers read.
+"""Functions of the residual stream: the summands of senders and the values of receivers.
 
-`graph` lists the senders and the receivers. The summand of head h is W_O^h z, with its value z at
-the hook point "attention.heads".
+`graph` lists the senders and the receivers of a pre-norm decoder. The summand of head h is W_O^h z,
+where z is the value of the head at the hook point "attention.heads".
 """
 
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def read_stream(graph: Graph, captured: Mapping[str, Array]) -> Stream:
 def sender_differences(
     model: LanguageModel, weights: Weights, first: Stream, second: Stream
 ) -> Float[Array, "senders batch length dim"]:
-    """Computes the senders' summands on a text minus those on another text."""
+    """Computes the senders' summands on the first text minus the summands on the second text."""
     embedding, feedforward, heads = (
         x - y
         for x, y in (
@@ -159,7 +159,7 @@ def layer_values(
     weights: Weights,
     residuals: Float[Array, "receivers batch length dim"],
 ) -> Float[Array, "batch *heads length d"]:
-    """Computes the same as `layer_value`, but each receiver reads its own residual stream.
+    """Computes `layer_value` for receivers that each read their own residual stream.
 
     Args:
         tokens: see `stream_tokens`.

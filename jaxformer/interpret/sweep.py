@@ -253,7 +253,7 @@ def choose_starts(model: LanguageModel, grid: Grid, length: int, batch_size: int
     for starts in (1, 2, 4, 8):
         step = -(-length // starts)
         tokens = sum(length - position // step * step for position in range(length))
-        # A program that resumes contains two forms of each layer, and compiles twice as long.
+        # A program that resumes contains two forms of each layer. It compiles in twice the time.
         costs[starts] = 2 * starts * compilation + heads * layers * tokens * of_token
     return min(costs, key=lambda starts: costs[starts])
 
@@ -262,7 +262,7 @@ def compilation_flops(platform: str) -> float:
     """Returns the FLOPs that a device computes while a program is compiled.
 
     Two cores compute about 10¹¹ FLOP/s, and need about 1 s to compile a sweep of whole passes.
-    Accelerators compute about 10¹⁴ FLOP/s, and the compilation takes as long.
+    Accelerators compute about 10¹⁴ FLOP/s, and the compilation takes the same time.
     """
     return 1e11 if platform == "cpu" else 1e14
 
@@ -275,7 +275,7 @@ def resumed_metrics(
     chunk: int,
     report: OnProgress,
 ) -> Float[np.ndarray, "..."]:
-    """Computes the metric for every patch site; recomputes only the values after the patch site.
+    """Computes the metric for every patch site; each run recomputes only values after its site.
 
     Args:
         starts: number of start positions; see `choose_starts`.

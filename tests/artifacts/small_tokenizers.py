@@ -28,7 +28,7 @@ def byte_level_bpe(steps, texts, vocab_size, special, ignore_merges=False) -> to
 
 
 def character_bpe(kind, tokens, merges, **options) -> tokenizers.Tokenizer:
-    """Returns BPE over characters with the steps of Llama, of Gemma or with Metaspace.
+    """Returns BPE over characters with the steps of Llama or Gemma, or with Metaspace.
 
     Args:
         kind: "llama", "gemma" or the `prepend_scheme` of Metaspace, "first" or "always".

@@ -217,7 +217,7 @@ POSITIONAL |= {
 
 
 def two_waves(positions, dim):
-    """The position vectors of a user."""
+    """Position vectors as a user could define them."""
     return jnp.sin(positions[:, None] / jnp.arange(1, dim + 1))
 
 

@@ -1,4 +1,4 @@
-"""Functions of the user by name: on the command line, in a run, and in a folder to load."""
+"""User-defined functions by name: on the command line, in a run, and in a loaded folder."""
 
 import json
 import re
@@ -89,7 +89,7 @@ def functions():
 
 
 def refused(words, capsys):
-    """Runs a command that must fail, and returns its one line on standard error."""
+    """Runs a command that must fail, and returns the one line that it writes to standard error."""
     assert main(words) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -113,7 +113,9 @@ def refused(words, capsys):
         ("positions", "named_parts:narrow", r"\[3, 63\] .* must return float \[3, 64\]"),
     ],
 )
-def test_train_refuses_a_function_in_one_line_before_writing(flag, name, reason, module, capsys):
+def test_train_rejects_an_invalid_function_in_one_line_before_it_writes_files(
+    flag, name, reason, module, capsys
+):
     words = ["train", "text.py", "--preset", "tiny", f"--own-{flag}", name, "--out", "run"]
     said = refused(words, capsys)
     assert flag in said and name.split(":")[0] in said
@@ -181,7 +183,7 @@ def test_functions_that_the_caller_passes_are_not_imported(module):
         jf.load("saved", trust_code=True)
 
 
-def test_trusted_name_must_be_of_the_stored_type(module):
+def test_trusted_name_must_refer_to_what_the_folder_says_it_is(module):
     save_own_model("saved")
     content = json.loads(Path("saved/config.json").read_text())
     for section, reason in (
@@ -249,8 +251,8 @@ def test_run_with_own_functions_is_trained_resumed_and_opened(module, capsys):
 
 
 @pytest.mark.slow
-def test_saved_model_with_own_functions_is_tuned(module):
-    """The config of the saved model has a gated activation, which its function replaces."""
+def test_saved_model_with_own_functions_can_be_fine_tuned(module):
+    """The config of the saved model has a gated activation, which the user's function replaces."""
     save_own_model("saved", activation="swiglu", positions="learned")
     words = ["--init-from", "saved", "--trust-code", "--steps", "1", "--out", "tuned"]
     assert main(["train", "text.py", *words]) == 0
@@ -260,7 +262,7 @@ def test_saved_model_with_own_functions_is_tuned(module):
 
 
 @pytest.mark.slow
-def test_sweep_and_compare_name_own_functions(module, capsys):
+def test_sweep_and_compare_show_the_names_of_own_functions(module, capsys):
     vary = ["--vary", "own-activation=None,named_parts:squared_relu", "--vary", "seed=0,1"]
     words = [*SETTINGS, "--num-layers", "1", "--activation", "relu"]
     assert "no effect" in refused(["sweep", "text.py", *vary, *words, "--out", "S"], capsys)

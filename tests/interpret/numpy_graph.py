@@ -18,13 +18,12 @@ def run(params, tokens, config, other=None, reads_other=lambda sender, receiver:
         params: the parameters.
         tokens: the text.
         config: the config.
-        other: {sender: summand} of another run; the biases of attention are senders of the name
-            "bias".
+        other: {sender: summand} of another run. The biases of attention are senders named "bias".
         reads_other: returns whether a receiver reads the other run's summand of a sender.
 
     Returns:
-        (metric, {sender: summand}). The metric is the logit of `RIGHT` minus that of `WRONG` at the
-        last token.
+        (metric, {sender: summand}). The metric is the logit of `RIGHT` minus the logit of `WRONG`
+        at the last token.
     """
     params, sent = oracle.float64(params), {}
     embedding = params["embedding"]

@@ -192,9 +192,9 @@ def clip() -> Subwords:
 
 
 def sentencepiece(kind: str) -> Subwords:
-    """Returns BPE over characters as converted from SentencePiece.
+    """Returns BPE over characters, like a tokenizer that was converted from SentencePiece.
 
-    The tokenizer of the kind "always" has no tokens of bytes.
+    With the kind "always", the tokenizer has no byte tokens.
     """
     learner = tokenizers.Tokenizer(models.BPE())
     learner.pre_tokenizer = pre_tokenizers.Metaspace()

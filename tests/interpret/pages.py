@@ -121,12 +121,12 @@ def model_of(**options):
 
 @cache
 def drawn_weights(model):
-    """Returns drawn variables of a model, which no test may change."""
+    """Returns random variables of a model. Tests share them and must not change them."""
     return tiny.weights(model, 0)
 
 
 def jax_logits(model, params, tokens, source=None):
-    """Returns JAX's logits. A page was written with the same program if its text is as long."""
+    """Returns JAX's logits, with the program that wrote the page if its text has this length."""
     return all_logits(model, params, EncodedText(tokens, source))
 
 

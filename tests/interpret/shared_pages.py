@@ -1,4 +1,4 @@
-"""Pages that several modules of tests only read: each is made once in a test process."""
+"""Pages that several test modules read. Each test process makes a page only once."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ from jaxformer.training.presets import training_preset
 from tests.interpret.chromium import without_slow_data
 from tests.interpret.pages import OPTIONS, TEXT, model_of, tokenizer
 
-# Architectures without a page among OPTIONS, whose pages show small models of the presets.
+# Architectures without a page in OPTIONS. Their pages show small models of the presets.
 ARCHITECTURES = (
     "encoder",
     "encoder-decoder",

@@ -56,7 +56,7 @@ def planted(seed):
 
 
 def planted_pairs(seed, count):
-    """Returns pairs whose answer has a of the source and b of the base."""
+    """Returns pairs whose answer combines variable a of the source with variable b of the base."""
     rng = np.random.default_rng(seed)
     base, source = rng.integers(0, FILLER, (2, count))
     answers = source // VALUES * VALUES + base % VALUES
@@ -98,7 +98,7 @@ def test_no_held_out_pair_is_used_for_training(seed, count, held_out):
 
 
 def test_alignment_measures_accuracy_on_held_out_pairs():
-    """The answers of the training pairs are right, and those of the held-out pairs are wrong."""
+    """The held-out pairs have wrong answers, so the accuracy must be 0."""
     model, variables, _ = planted(0)
     pairs, options = planted_pairs(0, 60), AlignmentSettings(steps=60, learning_rate=0.05)
     tested, _ = _split(60, options.held_out, np.random.default_rng(options.seed))
@@ -108,7 +108,7 @@ def test_alignment_measures_accuracy_on_held_out_pairs():
     assert found.accuracy == 0 and found.losses[-1] < found.losses[0]
 
 
-def test_alignment_refuses_invalid_sizes_and_settings():
+def test_alignment_rejects_invalid_sizes_and_settings():
     model, variables, _ = planted(0)
     arguments = (model, variables, planted_pairs(0, 2), SITE)
     assert "size is 9; it must be at most 8" in error_of(train_alignment, *arguments, 9)

@@ -36,7 +36,7 @@ def test_attributed_effects_equal_finite_differences_at_each_site(name, seed):
     found = attribution_sweep(model, variables, clean, corrupted, METRIC, point, axes=axes)
     assert found.axes == axes
     metric = checked_metric(METRIC, corrupted, model.config.vocab_size)
-    # The model masks the scores of masked keys again, so finite numbers may replace −∞.
+    # The model masks the scores again after a patch, so finite numbers may replace −∞.
     values = [
         np.nan_to_num(inspected(model, variables, x, capture=(point,))[1][point], neginf=0.0)
         for x in (clean, corrupted)

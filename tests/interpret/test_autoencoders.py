@@ -76,7 +76,7 @@ def test_features_and_reconstructions_equal_the_formula(
     tiny.close(found(jnp.asarray(x, jnp.float32)), features @ tensors["W_dec"] + tensors["b_dec"])
 
 
-def test_topk_keeps_exactly_k_features_that_are_equal():
+def test_topk_keeps_exactly_k_of_several_equal_features():
     ones = jnp.ones((1, 6), jnp.float32)
     zeros = jnp.zeros(6, jnp.float32)
     found = SparseAutoencoder(ones, zeros, ones.T, zeros[:1], zeros[:1], zeros, k=2)
@@ -230,5 +230,7 @@ def test_damaged_autoencoders_are_refused(tmp_path):
     weights.write_bytes(b"{}")
     assert "cannot be read" in error_of(load_autoencoder, tmp_path / "sae")
     weights.unlink()
-    assert "does not exist" in error_of(load_autoencoder, tmp_path / "sae")
+    assert "does not exist; the folder must contain cfg.json and" in error_of(
+        load_autoencoder, tmp_path / "sae"
+    )
     assert "autoencoders is empty" in error_of(splice, {})

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def draw(edges, seed):
-    """Draws a circuit, in which the share of edges is random as well."""
+    """Draws a random fraction of the edges as a circuit."""
     rng = np.random.default_rng(seed)
     chosen = rng.uniform(size=len(edges)) < rng.uniform()
     return {edge for edge, is_inside in zip(edges, chosen, strict=True) if is_inside}
@@ -68,7 +68,7 @@ def test_all_edges_give_the_clean_metric_and_no_edges_the_corrupted_metric(name,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_complement_of_one_edge_patches_this_edge_in_the_clean_run(name):
+def test_complement_of_one_edge_equals_patching_this_edge_in_the_clean_run(name):
     model, variables, clean, corrupted = setup(MODELS[name], 3)
     edges = model_edges(model)[::3]
     circuits = [[edge] for edge in edges]
@@ -81,7 +81,7 @@ def test_complement_of_one_edge_patches_this_edge_in_the_clean_run(name):
 @pytest.mark.parametrize("name", MODELS)
 @settings(few, max_examples=3)
 @given(seed=tiny.seeds)
-def test_circuit_of_nodes_equals_corrupted_outputs_of_all_other_nodes(name, seed):
+def test_circuit_of_nodes_equals_patching_corrupted_outputs_of_all_other_nodes(name, seed):
     """The reference patches the outputs of the other nodes in the run on the clean text."""
     model, variables, clean, corrupted = setup(MODELS[name], seed)
     nodes = model_graph(model).senders[1:]
@@ -100,7 +100,7 @@ def test_circuit_of_nodes_equals_corrupted_outputs_of_all_other_nodes(name, seed
 
 
 @pytest.mark.slow
-def test_circuit_of_padded_and_packed_texts_equals_that_of_separate_documents():
+def test_padding_and_packed_documents_do_not_change_the_metric_of_a_circuit():
     """The metric reads one document; the other document and the padding do not change it."""
     model, variables, clean, corrupted = setup(MODELS["llama"], 1, batch=1)
     circuits = [draw(model_edges(model), 5)]
@@ -141,7 +141,7 @@ def test_metric_of_a_circuit_may_be_a_function_of_all_logits():
     tiny.close(found[0].metrics, found[1].metrics)
 
 
-def test_faithfulness_and_completeness_divide_by_the_metric_that_is_restored():
+def test_faithfulness_and_completeness_are_fractions_of_clean_minus_corrupted():
     found = CircuitSweep(np.array([3.0, 1.0]), np.array([1.5, 2.0]), 5.0, 1.0)
     np.testing.assert_array_equal(found.faithfulness, [0.5, 0.0])
     np.testing.assert_array_equal(found.completeness, [0.125, 0.25])

@@ -42,7 +42,7 @@ def setup(options, seed, batch=2):
 @few
 @given(seed=tiny.seeds)
 def test_attributed_edges_equal_finite_differences_of_a_numpy_model(block, seed):
-    """The receiver reads the sender's corrupted summand plus ±0.01% of the difference."""
+    """In the reference, one receiver reads s_corrupted ± 10⁻⁴ (s_clean − s_corrupted)."""
     model, variables, clean, corrupted = setup({"parallel_block": block}, seed, batch=1)
     found = attribute_edges(model, variables, clean, corrupted, METRIC)
     assert found.edges == model_edges(model)
@@ -90,7 +90,7 @@ def test_attributions_of_all_edges_of_a_sender_add_up_to_the_attribution_of_its_
 
 @pytest.mark.slow
 def test_edge_attribution_is_exact_where_the_metric_is_linear():
-    """Without a final norm, the logits are a linear function of what they read."""
+    """Without a final norm, the logits are a linear function of the residual stream."""
     given_ = setup({"norm": "none"}, 0)
     edges = [edge for edge in model_edges(given_[0]) if edge.receiver == Node("logits")]
     found, exact = (f(*given_, METRIC, edges) for f in (attribute_edges, patch_edges))

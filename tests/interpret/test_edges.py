@@ -21,7 +21,7 @@ BLOCKS = ("none", "separate_norms", "shared_norm")
 
 
 def numpy_effect(params, clean, corrupted, config, edge):
-    """Returns the effect of an edge: its receiver alone reads the sender's clean summand."""
+    """Returns the effect of an edge: only its receiver reads the sender's clean summand."""
     _, of_clean = numpy_graph.run(params, clean, config)
     base, _ = numpy_graph.run(params, corrupted, config)
     patched = numpy_graph.run(params, corrupted, config, of_clean, lambda *pair: pair == edge)

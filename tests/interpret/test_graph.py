@@ -25,7 +25,7 @@ graphs = st.builds(
 
 
 def listed(graph):
-    """Returns all edges by running through the layers in the order of computation."""
+    """Returns all edges, from a loop over the layers in the order of computation."""
     edges, sent = [], [Node("embedding")]
     for layer in range(graph.num_layers):
         heads = [Node("head", layer, n) for n in range(graph.num_heads)]
@@ -40,7 +40,7 @@ def listed(graph):
 
 
 @given(graphs)
-def test_edges_of_a_graph_are_all_pairs_in_the_order_of_computation(graph):
+def test_edges_are_all_pairs_whose_sender_is_computed_before_the_receiver(graph):
     assert len(set(graph.edges)) == len(graph.edges)
     assert set(graph.edges) == set(listed(graph))
 

@@ -1,4 +1,4 @@
-"""Circuits equal products of full matrices in float64, and what the model computes."""
+"""Circuits equal products of full matrices in float64, and predict the model's outputs."""
 
 from dataclasses import replace
 from operator import itemgetter
@@ -64,7 +64,7 @@ def rotation(distance):
 
 
 def full_circuits(model, variables, distance):
-    """Returns (OV, QK), each a list of layers of lists of heads of matrices [dim, dim]."""
+    """Returns (OV, QK); OV[layer][head] and QK[layer][head] are matrices [dim, dim]."""
     params, config = oracle.float64(variables["params"]), model.config
     ov, qk = [], []
     for layer in range(LAYERS):
@@ -166,7 +166,7 @@ def test_token_circuits_equal_products_of_full_matrices(name, seed, ids):
 @settings(max_examples=5)
 @given(seed=tiny.seeds)
 def test_token_circuits_predict_attention_and_logits_of_a_model_without_norms(seed):
-    """log w_ij − log w_ii is the difference of scores; the part of a head is Σ_j w_ij OV_j."""
+    """log w_ij − log w_ii is a difference of scores; a head contributes Σ_j w_ij OV_j."""
     model = tiny.build(num_layers=1, norm="none", positions="rotary", use_bias=False)
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, 6)
     last, target = tokens.shape[1] - 1, 5
@@ -230,5 +230,5 @@ def test_circuits_refuse_models_whose_heads_are_not_linear():
     assert "has the norm DynamicTanh before the head" in error_of(
         copying_scores, mixed, tiny.weights(mixed, 0)
     )
-    assert "ids are 0 … 12" in message_of(token_circuits, ([13],))
+    assert "they must be ids from 0 to 12" in message_of(token_circuits, ([13],))
     assert "they must be int [tokens]" in message_of(token_circuits, ([[1]],))

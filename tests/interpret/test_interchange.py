@@ -44,7 +44,7 @@ def values_of(model, variables, tokens, site):
 
 @given(seed=tiny.seeds, dim=st.sampled_from([1, 5]), data=st.data())
 def test_interchange_swaps_the_first_coordinates_of_the_rotated_values(seed, dim, data):
-    """In the basis of all dim rows of an orthogonal matrix, the first k coordinates change."""
+    """R is the first k rows of an orthogonal matrix; in its basis, only k coordinates change."""
     k, basis = data.draw(st.integers(0, dim)), orthogonal(seed, dim)
     x, source = np.random.default_rng(seed + 1).normal(size=(2, 3, dim))
     rotated = x @ basis.T
@@ -96,8 +96,8 @@ def test_interchange_of_no_dimension_changes_nothing():
 
 
 @pytest.mark.slow
-def test_generation_with_an_interchange_predicts_the_tokens_of_a_whole_pass():
-    """Position 7 is a generated token, which a cached step of one token reads."""
+def test_generation_with_an_interchange_equals_whole_passes():
+    """Position 7 is a generated token, which the model reads in a cached step of one token."""
     model = build()
     variables, site = tiny.weights(model, 3), InterchangeSite(LAYERS - 1, (1, 7))
     source = np.random.default_rng(0).normal(size=(2, 2, DIM)) * 3
@@ -139,7 +139,7 @@ def test_interchange_refuses_invalid_sites_pairs_and_rotations():
 
     assert "layer is 3; the layers with the hook point" in message_of((3, (1,)))
     assert "positions are (6,); they must be below 6" in message_of((0, (6,)))
-    assert "positions are (); they must be at least one" in message_of((0, ()))
+    assert "positions are (); they must be one or more different positions" in message_of((0, ()))
     assert "positions are (1, 1)" in message_of((0, (1, 1)))
     assert "positions is -1; it must be" in message_of((0, (-1,)))
     assert "point is 'attention.heads'; it must be" in message_of((0, (1,), "attention.heads"))

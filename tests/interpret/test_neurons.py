@@ -1,4 +1,4 @@
-"""The parts of hidden units add up to the part of their feed-forward layer."""
+"""The contributions of hidden units add up to the contribution of their feed-forward layer."""
 
 import jax
 import numpy as np
@@ -36,7 +36,7 @@ FORMULAS = {
 @pytest.mark.parametrize("name", mostly_slow(FORMULAS, "layer norm"))
 @given(tokens=ids, seed=st.integers(0, 99), layer=st.integers(0, 1), position=st.integers(0, 11))
 def test_unit_attribution_equals_projected_unit_output(name, tokens, seed, layer, position):
-    """The part is (γ ⊙ v / s) · u for the unit's output v, the final norm's scale s and token u."""
+    """The contribution is (γ ⊙ v / s) · u: output v of the unit, final norm s, unembedding u."""
     model = tiny.build(**FORMULAS[name])
     variables, tokens = tiny.weights(model, seed), np.array(tokens).reshape(2, 12)
     target = tokens[:, 1]
@@ -62,7 +62,7 @@ def test_unit_attribution_equals_projected_unit_output(name, tokens, seed, layer
 
 
 def rescaled(x, at, weights, *, centers):
-    """Returns the part of x in the norm of `at`, without the norm's bias."""
+    """Returns what x adds to the norm of `at`, without the norm's bias."""
     if centers:
         x, at = (y - y.mean(-1, keepdims=True) for y in (x, at))
     scale = np.sqrt((at**2).mean(-1) + 1e-5)

@@ -161,7 +161,7 @@ def test_selecting_an_output_feature_shows_the_contribution_of_each_key(tab):
     assert cells(tab, 6)[1] == pytest.approx(output[3], abs=5e-4)
 
 
-# Whether the region scrolls, and the texts that do not fit into their cells.
+# Returns whether the region scrolls in each direction, and the cells whose text does not fit.
 CUT = """(() => {
   const region = document.querySelector("#inside-attention .key-table");
   const isCut = (x) => x.scrollWidth > x.clientWidth

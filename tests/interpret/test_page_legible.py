@@ -195,7 +195,7 @@ DRAWN = """(() => {
 
 @pytest.fixture(scope="module")
 def translation_page(pages):
-    """A page of an encoder–decoder."""
+    """Returns a page of an encoder–decoder."""
     config = jf.EncoderDecoderConfig(**SIZES, norm="rms", positions="rotary").resolved
     model = jf.build(config)
     return explain(model, tiny.weights(model, 0), TEXT, tokenizer(), target="def")

@@ -1,4 +1,4 @@
-"""A source that the reader types into the page of an encoder–decoder."""
+"""The reader can type a source text into the page of an encoder–decoder."""
 
 from types import SimpleNamespace
 

@@ -111,7 +111,7 @@ def test_page_replaces_characters_as_the_precompiled_normalizer_of_the_library(r
 
 
 def charsmap_of(value: int, offset: int, texts: bytes) -> str:
-    r"""Returns a map with the key "\x01": its value is a place in the texts, at node 3 ^ offset."""
+    r"""Returns a map with the key "\x01"; node 3 ^ offset holds `value`, a place in the texts."""
     units = [2 << 10, 0, 1 << 31 | value, 1 | 1 << 8 | offset << 10]
     return base64.b64encode(struct.pack("<I4I", 16, *units) + texts).decode()
 

@@ -74,7 +74,7 @@ def test_each_step_of_the_tour_marks_a_part_that_the_panel_does_not_cover(kind, 
 
 
 @pytest.mark.slow
-def test_panel_of_the_tour_makes_room_for_a_large_map(open_tab):
+def test_panel_of_the_tour_does_not_cover_a_large_attention_map(open_tab):
     page = explain(*model_of(), list(range(5, 50)))
     for width, place in ((1440, "left"), (768, "wide"), (390, "right")):
         tab = open_tab(page, width, address="#tour")

@@ -26,7 +26,7 @@ METRIC = LogitDifference((1, 2), 3, -2)
 few = settings(max_examples=max(3, settings().max_examples // 5))
 
 # Sweeps for which `can_resume` is true start at the patch site, the others run the whole model.
-# Tiny models resume only if compilation is free.
+# For tiny models, resumed sweeps are cheaper only if compilation costs nothing.
 CASES = {
     "llama attention.heads": ("llama", "attention.heads", AXES),
     "llama block.input": ("llama", "block.input", ("layer", "position")),
@@ -184,7 +184,7 @@ class Bent(jf.Decoder):
 
 @pytest.mark.slow
 def test_sweep_resumes_only_for_large_models():
-    """Each start position needs a program, which must save more time than its compilation takes."""
+    """A program for a start position must save more time than its compilation takes."""
     model, variables, clean, corrupted = setup("decoder", 0)
     sizes = sweep.run_resumed._cache_size()
     patch_sweep(model, variables, clean, corrupted, METRIC)

@@ -33,7 +33,7 @@ patching = pytest.importorskip("transformer_lens.patching")
 
 LENGTH, RIGHT, WRONG = 10, 3, 5
 METRIC = LogitDifference(RIGHT, WRONG)
-# Our hook points inside layers, and theirs after "blocks.LAYER.".
+# Hook points of jaxformer inside layers, and the names of TransformerLens after "blocks.LAYER.".
 POINTS = {
     "block.input": "hook_resid_pre",
     "attention_norm.divisor": "ln1.hook_scale",
@@ -50,7 +50,7 @@ POINTS = {
     "feedforward.output": "hook_mlp_out",
     "block.output": "hook_resid_post",
 }
-# TransformerLens has the axis of heads after the axis of tokens.
+# In TransformerLens, the axis of heads comes after the axis of tokens.
 HEADS_LAST = ("attention.query", "attention.key", "attention.value", "attention.heads")
 
 
@@ -105,7 +105,7 @@ def test_hook_points_have_equal_values(pair):
         theirs = np.stack([cache[f"blocks.{n}.{name}"].detach() for n in range(3)])
         if point in HEADS_LAST:
             theirs = theirs.swapaxes(2, 3)
-        # Their masked scores are the smallest float32 number.
+        # In TransformerLens, masked scores are the smallest float32 number.
         theirs = np.where(theirs == np.finfo(np.float32).min, -np.inf, theirs)
         tiny.close(seen.captured[point], theirs)
     tiny.close(seen.captured["final_norm.divisor"], cache["ln_final.hook_scale"].detach())
@@ -129,7 +129,7 @@ def test_activation_patching_has_equal_effects(pair, point):
 
 
 def node_of(node):
-    """Returns our node for a node of TransformerLens, without its position."""
+    """Returns jaxformer's node for a node of TransformerLens, without its position."""
     names = {"embed": "embedding", "attn_head_out": "head", "mlp_out": "feedforward"}
     names |= {"q_input": "query", "k_input": "key", "v_input": "value", "mlp_in": "feedforward"}
     layer = None if node.kind in ("embed", "logits") else node.layer
@@ -157,7 +157,7 @@ def test_attribution_of_heads_and_feedforward_layers_has_equal_effects(pair):
 
 
 def test_attribution_of_edges_has_equal_effects(pair):
-    """TransformerLens scores edges per position. Our effect of an edge is their sum."""
+    """TransformerLens scores an edge at each position. jaxformer returns the sum of the scores."""
     theirs = {}
     for (sender, receiver), score in their_attribution(pair, "edge").edge_scores.items():
         edge = Edge(node_of(sender), node_of(receiver))
@@ -182,9 +182,9 @@ def test_patching_of_direct_paths_has_equal_effects(pair, name):
 
 @pytest.mark.parametrize("count", [0, 12, 60])
 def test_circuits_have_equal_faithfulness(pair, count):
-    """TransformerLens has an edge for each position; a circuit contains all positions of an edge.
+    """TransformerLens has one edge for each position, from and to nodes at this position.
 
-    Its nodes of an edge have equal positions.
+    The circuit contains an edge at all positions.
     """
     chosen = set(attribute_edges(*arguments(pair)).strongest(count))
     theirs = their_attribution(pair, "edge").edge_scores
@@ -217,7 +217,7 @@ def test_composition_of_heads_has_equal_scores(pair, folded):
 
 
 def test_attribution_of_a_logit_to_heads_and_units_is_equal(pair, folded):
-    """Their contributions exclude the biases of the final norm and of the head."""
+    """TransformerLens' contributions exclude the biases of the final norm and of the head."""
     logits, cache = folded.run_with_cache(as_ids(pair.clean))
     tiny.close(logits.detach(), pair.model.apply(pair.variables, pair.clean))
     direction = folded.W_U[:, RIGHT]

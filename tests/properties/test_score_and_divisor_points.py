@@ -1,4 +1,4 @@
-"""The hook points before the softmax and at the divisors of norms have their defined values."""
+"""Hook points of attention scores and of the divisors of norms have the values of formulas."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -116,7 +116,7 @@ def test_divisor_is_the_deviation_of_the_input_of_the_norm(norm, position, seed)
 @few
 @given(seed=tiny.seeds, factor=st.floats(0.25, 4.0))
 def test_changed_divisor_divides_the_output_of_the_norm(seed, factor):
-    """With a divisor c times as large, RMSNorm returns 1/c of its output.
+    """If an edit multiplies the divisor by c, RMSNorm returns 1/c times its output.
 
     An edit that returns the divisor unchanged changes the logits only by rounding, and a capture
     does not change them.

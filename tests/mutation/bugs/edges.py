@@ -5,14 +5,14 @@ from tests.mutation.changes import Replace
 
 GRAPH, PATCH = "interpret/test_graph.py", "interpret/test_edges.py"
 ATTRIBUTION, CIRCUITS = "interpret/test_edge_attribution.py", "interpret/test_circuits.py"
-PAIRS = f"{GRAPH}::test_edges_of_a_graph_are_all_pairs_in_the_order_of_computation"
+PAIRS = f"{GRAPH}::test_edges_are_all_pairs_whose_sender_is_computed_before_the_receiver"
 NODES = f"{GRAPH}::test_a_circuit_of_nodes_has_all_edges_between_them"
 PARALLEL = "test_parallel_blocks_have_no_edge_from_a_head_to_its_own_feed_forward_layer"
 PARALLEL = f"{GRAPH}::{PARALLEL}"
 NUMPY_PATCH = f"{PATCH}::test_path_patching_effects_equal_a_numpy_implementation[none]"
 SLOPES = f"{ATTRIBUTION}::test_attributed_edges_equal_finite_differences_of_a_numpy_model[none]"
 NUMPY = f"{CIRCUITS}::test_metric_of_a_circuit_equals_a_numpy_implementation[none]"
-SHARES = f"{CIRCUITS}::test_faithfulness_and_completeness_divide_by_the_metric_that_is_restored"
+SHARES = f"{CIRCUITS}::test_faithfulness_and_completeness_are_fractions_of_clean_minus_corrupted"
 TIME = 'node.name == "feedforward" and not self.is_parallel'
 
 BUGS = (
@@ -36,7 +36,7 @@ BUGS = (
         NODES,
     ),
     Bug(
-        "path patching accepts gates of attention, which are no nodes",
+        "path patching accepts attention gates, which are not nodes of the graph",
         "interpret.graph:check_is_sum",
         Replace("self_attention_layer(model.architecture.stack.layers[0]).has_gate", "False"),
         f"{GRAPH}::test_error_states_why_a_model_has_no_graph_of_edges",
@@ -144,7 +144,7 @@ BUGS = (
         NUMPY,
     ),
     Bug(
-        "the faithfulness is the share of the whole clean metric",
+        "the faithfulness is a fraction of the clean metric instead of the difference",
         "interpret.circuits:CircuitSweep.faithfulness",
         Replace("self.clean - self.corrupted", "self.clean"),
         SHARES,

@@ -1,13 +1,13 @@
-"""Bugs of the user's functions by name, on the command line and in a folder to load."""
+"""Bugs of user-defined functions by name, on the command line and in a loaded folder."""
 
 from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, gives
 
 OWN = "cli/test_own_parts.py"
 UNTRUSTED = f"{OWN}::test_untrusted_folder_is_opened_by_no_command_and_imports_nothing"
-REFUSED = f"{OWN}::test_train_refuses_a_function_in_one_line_before_writing"
+REFUSED = f"{OWN}::test_train_rejects_an_invalid_function_in_one_line_before_it_writes_files"
 TRAINED = f"{OWN}::test_run_with_own_functions_is_trained_resumed_and_opened"
-SWEPT = f"{OWN}::test_sweep_and_compare_name_own_functions"
+SWEPT = f"{OWN}::test_sweep_and_compare_show_the_names_of_own_functions"
 FOUND = "not found and trust_code"
 
 BUGS = (
@@ -33,7 +33,7 @@ BUGS = (
         "a named class need not be a dataclass",
         "artifacts.values:_found",
         Replace("kind == 'class' and not is_dataclass(imported)", "False"),
-        f"{OWN}::test_trusted_name_must_be_of_the_stored_type",
+        f"{OWN}::test_trusted_name_must_refer_to_what_the_folder_says_it_is",
     ),
     Bug("export opens a model with own functions", "cli.export:_check_own", gives(None), UNTRUSTED),
     Bug(
@@ -52,7 +52,7 @@ BUGS = (
         "the results of own functions of a folder are not checked",
         "hub.load:load",
         Replace("check_functions(functions, config)", "None"),
-        f"{OWN}::test_trusted_name_must_be_of_the_stored_type",
+        f"{OWN}::test_trusted_name_must_refer_to_what_the_folder_says_it_is",
     ),
     Bug(
         "the config of a run has parts that own functions replace",
@@ -64,7 +64,7 @@ BUGS = (
         "a run that starts from a saved model has parts that its functions replace",
         "training.own_names:OwnNames.without_replaced",
         Replace("self.unused.items()", "()"),
-        f"{OWN}::test_saved_model_with_own_functions_is_tuned",
+        f"{OWN}::test_saved_model_with_own_functions_can_be_fine_tuned",
     ),
     Bug(
         "a run does not store the names of own functions",
@@ -79,7 +79,7 @@ BUGS = (
         TRAINED,
     ),
     Bug(
-        "runs of one program are trained without own functions",
+        "runs that share one compiled program are trained without own functions",
         "cli.sweep:_train_group",
         Replace(
             "build(config.model, config.execution, **config.own.load(config.model))",

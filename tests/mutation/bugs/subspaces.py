@@ -106,7 +106,7 @@ BUGS = (
         f"{TOKENS} {CIRCUITS}::test_copying_scores_equal_eigenvalues_of_the_full_circuit",
     ),
     Bug(
-        "circuits of a parallel layer use the norm of the name of attention",
+        "circuits of a parallel layer use the norm named attention_norm",
         HEADS,
         Replace(
             'part.norm_name(attention) if isinstance(part, Parallel) else "attention_norm"',
@@ -122,7 +122,7 @@ BUGS = (
     ),
     # ---- autoencoders
     Bug(
-        "the gate of an autoencoder has no threshold from its magnitude",
+        "the threshold of a gated autoencoder ignores the bias of its magnitude",
         LOAD,
         Replace('encoder_bias - factor * arrays["b_gate"]', '-factor * arrays["b_gate"]'),
         FEATURES,
@@ -134,13 +134,13 @@ BUGS = (
         FEATURES,
     ),
     Bug(
-        "equal features of a TopK autoencoder are all kept",
+        "a TopK autoencoder keeps all features that equal the smallest of the k",
         "interpret.autoencoders:SparseAutoencoder.encode",
         Replace(
             "jnp.put_along_axis(zeros, index, largest, axis=-1, inplace=False)",
             "jnp.where(features >= largest[..., -1:], features, zeros)",
         ),
-        f"{AUTOENCODERS}::test_topk_keeps_exactly_k_features_that_are_equal",
+        f"{AUTOENCODERS}::test_topk_keeps_exactly_k_of_several_equal_features",
     ),
     Bug(
         "an autoencoder is spliced at the output of its layer, whatever its hook point",
@@ -152,7 +152,7 @@ BUGS = (
         f"{AUTOENCODERS}::test_autoencoders_are_spliced_at_their_own_hook_point",
     ),
     Bug(
-        "the input of a layer is taken for its output",
+        "hook_resid_pre is read as the output of its layer",
         "interpret.autoencoders:_POINTS",
         lambda points: {**points, "hook_resid_pre": "block.output"},
         f"{AUTOENCODERS}::test_hook_names_are_translated_to_layers_and_hook_points",
@@ -188,7 +188,7 @@ BUGS = (
         "an interchange counts positions from the first token of a pass",
         "interpret.interchange:_interchange_at",
         Replace("jnp.asarray(at.positions)", "jnp.arange(x.shape[1], dtype=jnp.int32)"),
-        f"{INTERCHANGE}::test_generation_with_an_interchange_predicts_the_tokens_of_a_whole_pass",
+        f"{INTERCHANGE}::test_generation_with_an_interchange_equals_whole_passes",
     ),
     Bug(
         "the intervention takes source values from another layer",
@@ -216,7 +216,7 @@ BUGS = (
         f"{ALIGNMENT}::test_rotations_are_orthonormal_bases_of_the_free_columns {RECOVERED}",
     ),
     Bug(
-        "an alignment climbs the loss",
+        "the training of an alignment increases the loss",
         "interpret.alignment:_step",
         Replace("x - rate * update", "x + rate * update"),
         RECOVERED,

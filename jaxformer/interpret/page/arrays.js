@@ -31,7 +31,7 @@ async function unpackArray(packed) {
   return { shape: packed.shape, codes: raw, scales, axis: packed.axis };
 }
 
-/** Returns packed texts, each of which ends with the byte 255. */
+/** Unpacks texts from bytes. Each text ends with the byte 255, which UTF-8 never contains. */
 export function unpackTexts(bytes) {
   const reader = new TextDecoder("utf-8", { ignoreBOM: true }), texts = [];
   for (let start = 0, end; start < bytes.length; start = end + 1) {

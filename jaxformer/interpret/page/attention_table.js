@@ -62,7 +62,7 @@ function tableColumns({ config, feature, scale }) {
   ].filter(({ id }) => has[id] ?? true);
 }
 
-/** Returns the cells of a row. A narrow screen shows the name of the column in each cell. */
+/** Returns the cells of a row. On a narrow screen, each cell shows the name of its column. */
 function tableCells(columns, read, style = {}) {
   return columns.map((column) => el("td", {
     class: column.id, "data-name": column.name ?? column.title, style: column.id === "weight" ? style : {}, text: read(column) ?? "",

@@ -1,8 +1,9 @@
-// Replaces characters as the normalizer `Precompiled` of the `tokenizers` library, which T5 has.
+// Replaces characters like the normalizer `Precompiled` of the `tokenizers` library, which T5 uses.
 
 import { unpackTexts } from "./arrays.js";
 
-const LONGEST_CLUSTER = 6; // bytes; the library looks up a cluster of so many only by its characters
+// The library looks up a cluster of this number of bytes or more only by its characters.
+const LONGEST_CLUSTER = 6;
 const clusters = new Intl.Segmenter("und", { granularity: "grapheme" });
 const clusterBytes = new TextEncoder();
 

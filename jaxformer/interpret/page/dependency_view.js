@@ -30,7 +30,7 @@ export function dependencyView(store) {
     ...dependency.remarks.map((text) => ["Remark", text]),
   ];
   const list = el("dl", { class: "facts" }, facts.flatMap(([name, text]) => [el("dt", { text: name }), el("dd", { text })]));
-  const about = note(`For the first ${size === 1 ? "token" : `${size} tokens`} of the original text. The colour is the largest change of a logit when the input token is replaced.`);
+  const about = note(`For the first ${size === 1 ? "token" : `${size} tokens`} of the original text. The colour shows the largest change of a logit when the input token is replaced.`);
   const element = el("div", { class: "columns narrow" }, [
     card("Which output depends on which input", [el("p", { class: dependency.holds ? "good" : "bad", text: verdict }), about, list]),
     el("section", { class: "card" }, [el("h2", { text: "Dependency matrix" }), map.element]),

@@ -19,7 +19,7 @@ export function layoutOf(matrix, width, height) {
   return { left, top, ...size, width: left + size.wide * matrix.columns, height: top + size.high * matrix.rows };
 }
 
-/** Returns the space for names, of which all characters are drawn if they are `whole`. */
+/** Returns the space for names in pixels. If `whole`, the longest name fits without a cut. */
 function labelSpace(names, whole, space) {
   if (!names) return 0;
   const longest = whole ? names.reduce((most, { length }) => Math.max(most, length), 0) : 0;

@@ -21,8 +21,9 @@ const usualHeight = () => Math.max(720, Math.min(1200, 0.42 * window.innerWidth)
  * reader. `pick(row, column)` is called on a click and on Enter. `height` is the largest height in
  * pixels. `format` writes the numbers of the legend, and `hiddenText` says what hatched cells are. A
  * matrix is {rows, columns, values} with optional rowNames, columnNames, marks [[row, column]], a
- * highlighted row or column, `hasWholeRows` or `hasWholeColumns` if no name may be cut, `hidden` (1 for a hatched cell), `largest`, the value with the full
- * colour, and `isGrowing` if its values change.
+ * highlighted row or column, `hasWholeRows` or `hasWholeColumns` if no name of rows or columns may be
+ * cut, `hidden` (1 for a hatched cell), `largest`, the value with the full colour, and `isGrowing` if
+ * its values change.
  */
 export function heatmap({
   label, describe, pick = () => {}, height = null, format = shortNumber, hiddenText = "cannot be seen (masked)",

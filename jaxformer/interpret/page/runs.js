@@ -4,8 +4,9 @@
  * Adds `begin` and `beginAgain`, which compute `values.baseline` and `values.run` in small steps.
  *
  * `compute(tokens, known, source)` computes a text with all heads at strength 1. `known` is null or
- * {run, position}: the last such run and the first token that differs. `ablate(baseline, strengths)`
- * computes it with the strengths, of which at least one is not 1. `forget` is called after a pass.
+ * {run, position}: the last run of `compute` and the first token that differs from it.
+ * `ablate(baseline, strengths)` computes the text of `baseline` with other strengths, at least one of
+ * which is not 1. `forget` is called after each pass.
  */
 export function addRuns(values, { compute, ablate, forget }) {
   /** Computes new tokens or a new source; `position` is the first token that differs. */
@@ -30,6 +31,6 @@ export function addRuns(values, { compute, ablate, forget }) {
 /** Returns the index of the first strength that is not 1, or −1. */
 export const changedStrength = (strengths) => strengths.findIndex((strength) => strength !== 1);
 
-/** Returns what is known of an encoder–decoder's last run if its source is the same; null otherwise. */
+/** Returns `known` if the last run of the encoder–decoder has the same source; null otherwise. */
 export const knownForSource = (known, source) =>
   known && String(known.run.encoded.tokens) === String(source) ? known : null;

@@ -5,7 +5,7 @@ import { button, el, nextId, note } from "./dom.js";
 const MOST_CHARACTERS = 20_000; // a longer text would make typing slow
 const EMPTY = "Type at least one character.";
 
-/** The texts that a reader can type: how the tokens are read from the store, and written to it. */
+/** The texts that a reader can type, with functions that read and write their tokens in the store. */
 export const TYPED_TEXTS = {
   text: {
     label: (store) => (store.source ? "Your target text" : "Your text"), action: (store) => (store.source ? "Run this target" : "Run this text"),
@@ -100,8 +100,8 @@ function addedTokens({ before, after }, names) {
 }
 
 /**
- * Returns why a text has no match in the list of tokens, and which tokens it has instead. `label` is
- * the label of the field for whole texts.
+ * Returns a message: the text is not a token, and the tokenizer splits it into these tokens. `label`
+ * is the label of the field for whole texts.
  */
 export function explainNoMatch(text, names, tokenizer, label) {
   if (text === "") return "Type the text of a token first.";

@@ -1,4 +1,4 @@
-// The place of the tour's panel: a place that leaves the explained part of the page free.
+// Places the panel of the tour so that it does not cover the explained part of the page.
 
 const PART_TOP = 16; // pixels above a part after the page was scrolled to it; `.toured` has this margin
 const OUTLINE = 6; // pixels of the outline around a part

@@ -1,8 +1,9 @@
 // The steps of the guided tour, with the numbers of the page's model and of the selected token.
 //
 // A step is {id, title, view, parts, text, prepare}. `view` is a tab, or null for the text above the
-// tabs. `parts(store)` are selectors of the parts that the step may mark, the best first. `text(store)`
-// returns null if the step does not apply to the model, and `prepare(store)` selects what it is about.
+// tabs. `parts(store)` returns selectors of the parts that the step may mark, the best first.
+// `text(store)` returns null if the step does not apply to the model. `prepare(store)` selects the head
+// that the step explains.
 
 import { percent } from "./dom.js";
 import { shownNumber } from "./formula.js";

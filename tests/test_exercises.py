@@ -99,8 +99,8 @@ def test_first_cell_explains_a_missing_clone(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_wrong_breaks_of_induction_get_no_points(tmp_path):
-    """One induction head, which the other replaces; and a config that worsens all tokens."""
+def test_edit_that_keeps_induction_and_config_that_worsens_all_tokens_get_no_points(tmp_path):
+    """The edit removes one of two induction heads. The config removes the previous-token heads."""
     source = (FOLDER / "solutions" / "induction_heads.py").read_text()
     for old, new in (
         ("return scaled_heads(jnp.ones(harmless.shape).at[head].set(0))", FIXED),
@@ -120,7 +120,7 @@ def test_wrong_breaks_of_induction_get_no_points(tmp_path):
     [
         (None, "does not exist"),
         ("{}", "is not a notebook"),
-        (json.dumps({"cells": []}), "has no title such as '# Lecture 10'"),
+        (json.dumps({"cells": []}), "has no title of an exercise, such as '# Lecture 10'"),
     ],
 )
 def test_grader_names_a_file_that_it_cannot_read(text, message, tmp_path, monkeypatch):

@@ -30,7 +30,7 @@ class Submission:
         known = {x.stem.removeprefix("test_") for x in Path(__file__).parent.glob("test_*.py")}
         self.exercise = next((name for name in names if name in known), None)
         if self.exercise is None:
-            raise ValueError(f"{path} has no title such as '# Lecture 10'")
+            raise ValueError(f"{path} has no title of an exercise, such as '# Lecture 10'")
         self.errors: list[str] = []
         self.names: dict[str, Any] = {"__name__": "student"}
         for text in cells:

@@ -18,7 +18,8 @@ except ImportError:
 
     if not Path(CLONE, "jaxformer", "__init__.py").is_file():
         raise FileNotFoundError(
-            f"CLONE is {CLONE!r}, but {Path(CLONE).resolve()} is not a clone of jaxformer"
+            f"CLONE is {CLONE!r}, but {Path(CLONE).resolve()} is not a clone of jaxformer; "
+            "set CLONE to the folder of your clone"
         ) from None
     pass  # %pip install --quiet {CLONE}
 
@@ -35,8 +36,8 @@ import jaxformer as jf
 # %% [markdown]
 # ## A model that copies
 #
-# This cell trains a decoder of two layers on blocks of random tokens that repeat, in half a minute. The
-# first layer attends only to the current and to the previous token. The model has no other positions.
+# In half a minute, this cell trains a decoder of two layers on repeated blocks of random tokens. The first
+# layer attends only to the current and the previous token. The model has no other information about positions.
 
 # %%
 config = jf.DecoderConfig(
@@ -52,7 +53,7 @@ model, optimizer = jf.Decoder(config), optax.adam(4e-3)
 
 
 def repeated_blocks(key, num_sequences):
-    """Returns int [num_sequences, 32]: blocks of 4 to 12 random tokens, which repeat."""
+    """Returns int [num_sequences, 32]; each sequence repeats a block of 4 to 12 random tokens."""
 
     def sequence(key):
         of_size, of_block = jax.random.split(key)
@@ -83,7 +84,7 @@ variables = train(model.init(jax.random.key(0), jnp.zeros((1, 4), jnp.int32)))
 
 
 def two_copies(key, num_sequences, size=10):
-    """Returns int [num_sequences, 2 * size]: `size` random tokens, twice."""
+    """Returns int [num_sequences, 2 * size]; each sequence has two copies of a random block."""
     block = jax.random.randint(key, (num_sequences, size), 0, 24)
     return jnp.concatenate([block, block], axis=1)
 
@@ -91,7 +92,7 @@ def two_copies(key, num_sequences, size=10):
 # %% [markdown]
 # ## 1. The loss of each copy (2 points)
 #
-# Row t of `logits` predicts token t + 1. Return the mean of −log P over the tokens of the first copy,
+# Row t of `logits` predicts token t + 1. Return two means of −log P: over the tokens of the first copy,
 # and over the tokens of the second copy. Leave out the first token of each copy: nothing predicts the
 # first token of the text, and the model cannot know where the second copy begins.
 
@@ -126,9 +127,9 @@ def previous_token_scores(weights):
 # %% [markdown]
 # ## 3. Heads that attend to the token after an earlier copy (2 points)
 #
-# The tokens of the weights are two copies of `size` tokens, with length = 2 size. The token at position
-# t of the second copy occurred at position t − size before. Return the mean weight on position
-# t − size + 1, over all positions t of the second copy.
+# The weights belong to texts with two copies of `size` tokens, so length is 2 size. The token at a position
+# t of the second copy also occurs at position t − size. Return the mean weight on position t − size + 1,
+# over all positions t of the second copy.
 
 
 # %%
@@ -144,8 +145,8 @@ def induction_scores(weights):
 # ## 4. The losses without a head (2 points)
 #
 # A high score does not prove that a head matters. `scaled_heads(factors)` is an edit that multiplies the
-# output of each head by its factor. Set the output of one head after another to zero, and return the
-# losses of both copies without this head.
+# output of each head by its factor. For each head, set the output of this head alone to zero, and compute the
+# losses of both copies.
 
 
 # %%
@@ -175,9 +176,9 @@ def losses_without_heads(model, variables, tokens):
 # ## 5. Break induction by an edit (3 points)
 #
 # Return a patch of the hook point "attention.heads" that changes a single head. With the patch, the model
-# must no longer copy, but predict the first copy and random tokens as well as before. Choose the head by
-# measurements: the grader also calls the function with a model whose heads are in another order. The two
-# induction heads can replace each other, so consider all heads.
+# must no longer copy, but it must predict the first copy and random tokens as well as before. Choose the head
+# by measurements, because the grader also calls the function with a model whose heads are in another order.
+# The two induction heads can replace each other, so consider all heads.
 
 
 # %%
@@ -195,13 +196,13 @@ def break_induction(model, variables, tokens):
 # %% [markdown]
 # ## 6. Break induction without an edit (2 points)
 #
-# Change the config instead, with `dataclasses.replace`. The parameters must remain as they are. As before,
-# the model must no longer copy, but predict the first copy and random tokens as well as before.
+# Change the config instead, with `dataclasses.replace`. Do not change the parameters. Again, the model must
+# no longer copy, but it must predict the first copy and random tokens as well as before.
 
 
 # %%
 def config_without_induction(config):
-    """Returns a `jf.DecoderConfig`, with which `jf.Decoder` accepts the trained variables."""
+    """Returns a `jf.DecoderConfig`; `jf.Decoder` with it must accept the trained variables."""
     # solution
     return replace(config, window=(2, 4))  # The earlier copy is more than 4 tokens away.
     # end

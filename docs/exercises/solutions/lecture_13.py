@@ -19,7 +19,8 @@ except ImportError:
 
     if not Path(CLONE, "jaxformer", "__init__.py").is_file():
         raise FileNotFoundError(
-            f"CLONE is {CLONE!r}, but {Path(CLONE).resolve()} is not a clone of jaxformer"
+            f"CLONE is {CLONE!r}, but {Path(CLONE).resolve()} is not a clone of jaxformer; "
+            "set CLONE to the folder of your clone"
         ) from None
     pass  # %pip install --quiet {CLONE}
 

@@ -357,7 +357,7 @@ def _composition(model: LanguageModel, weights: Weights, distance: Int[Array, ""
     grams = jnp.stack([_gram(y) for _, y in pairs], axis=1)
     written = _gram(value)
     norms = jnp.stack([(_gram(x) * _gram(y)).sum((-2, -1)) for x, y in pairs], axis=1)
-    # In this layout, a pair of layers needs one matrix product with an axis of size dim.
+    # With this layout, a pair of layers needs only one matrix product over the axis of size dim.
     writers = output.reshape(num_layers, -1, dim)
     readers = jnp.stack([x for x, _ in pairs], axis=1)
     readers = jnp.moveaxis(readers, 3, 1).reshape(num_layers, dim, -1)

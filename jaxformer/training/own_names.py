@@ -92,7 +92,7 @@ class OwnNames:
         parts = self.parts
         found = {x: import_named("function", parts[x], f"own_{x}") for x in parts}
         if found:
-            # This module imports JAX, and the command line must start quickly.
+            # check_own imports JAX. Without own functions, the command line starts quickly.
             from jaxformer.models.builders.check_own import check_functions
 
             check_functions(found, config)

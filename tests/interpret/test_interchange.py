@@ -96,7 +96,7 @@ def test_interchange_of_no_dimension_changes_nothing():
 
 
 @pytest.mark.slow
-def test_generation_with_an_interchange_equals_whole_passes():
+def test_generated_tokens_with_an_interchange_equal_predictions_of_a_whole_pass():
     """Position 7 is a generated token, which the model reads in a cached step of one token."""
     model = build()
     variables, site = tiny.weights(model, 3), InterchangeSite(LAYERS - 1, (1, 7))

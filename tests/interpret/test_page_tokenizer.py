@@ -93,7 +93,7 @@ def cluster_text(numbers):
 
 
 @pytest.mark.parametrize("rule", mostly_slow(["nmt_nfkc", "nfkc", "nmt_nfkc_cf"], "nmt_nfkc"))
-def test_page_replaces_characters_as_the_precompiled_normalizer_of_the_library(rule, tab):
+def test_page_replaces_characters_like_the_precompiled_normalizer_of_the_library(rule, tab):
     parts = t5(rule).parts
     (step,) = (x for x in list_steps(parts, "normalizer") if x["type"] == "Precompiled")
     charsmap = base64.b64decode(step["precompiled_charsmap"])

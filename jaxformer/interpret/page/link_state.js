@@ -2,8 +2,8 @@
 //
 // tokens=…  the ids in base 36, only if the text was edited
 // source=…  the ids of the source in base 36, only if the source was edited
-// s=…       layer/head/strength of each head whose strength is not 1; the layers of cross-attention
-//           and of an encoder follow those of the decoder
+// s=…       layer/head/strength of each head whose strength is not 1; the layers of the decoder are
+//           counted first, then those of cross-attention, then those of the encoder
 // theme=…   only if the reader chose a theme
 
 /** Returns the state of the page. */

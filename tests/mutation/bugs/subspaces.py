@@ -188,7 +188,7 @@ BUGS = (
         "an interchange counts positions from the first token of a pass",
         "interpret.interchange:_interchange_at",
         Replace("jnp.asarray(at.positions)", "jnp.arange(x.shape[1], dtype=jnp.int32)"),
-        f"{INTERCHANGE}::test_generation_with_an_interchange_equals_whole_passes",
+        f"{INTERCHANGE}::test_generated_tokens_with_an_interchange_equal_predictions_of_a_whole_pass",
     ),
     Bug(
         "the intervention takes source values from another layer",

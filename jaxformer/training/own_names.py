@@ -120,7 +120,7 @@ def read_own_names(sections: Mapping[str, Any], where: Path) -> OwnNames:
         if (content := sections.get(part := field.removeprefix("own_"))) is None:
             continue
         content = content.get(_INNER.get(str(content.get("class")), ""), content)
-        if set(content) != {"function"}:
+        if not isinstance(content, dict) or set(content) != {"function"}:
             raise ValueError(
                 f"{where}: {part} is {shown(content)}, which flags cannot describe; it must be "
                 'an object with the key "function"'

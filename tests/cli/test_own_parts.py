@@ -16,6 +16,7 @@ from jaxformer.cli import main
 from jaxformer.cli.train import read_new_run
 from jaxformer.cli.train_arguments import read_selection
 from jaxformer.models.parameters import parameter_count
+from jaxformer.training.own_names import read_own_names
 from tests.cli.conftest import SETTINGS, TEXT
 
 MODULE = """
@@ -158,6 +159,12 @@ def test_untrusted_folder_is_opened_by_no_command_and_imports_nothing(module, ca
     with pytest.raises(ValueError, match="trust_code=True"):
         jf.load("saved")
     assert not Path("imported").exists() and "named_parts" not in sys.modules
+
+
+@pytest.mark.parametrize("content", [{}, {"class": "FunctionMask", "allows": None}])
+def test_section_that_names_no_function_is_refused_with_its_path(content):
+    with pytest.raises(ValueError, match=r"config\.json: mask is .*, which flags cannot describe"):
+        read_own_names({"mask": content}, Path("config.json"))
 
 
 def test_trusted_folder_is_loaded_with_its_functions(module):

@@ -112,9 +112,9 @@ def interchange_patch(
             f"source has shape {jnp.shape(source)}; it must be [batch, {len(positions)} "
             "(positions), dim]"
         )
-    rotation = _checked_rotation(rotation, source.shape[-1])
+    rotation = _checked_rotation(rotation, jnp.shape(source)[-1])
     place = Place(jnp.int32(site.layer), jnp.asarray(positions, jnp.int32))
-    return {site.point: _edit(source, rotation, place, layers=(site.layer,))}
+    return {site.point: _edit(jnp.asarray(source), rotation, place, layers=(site.layer,))}
 
 
 def interchange_accuracy(
@@ -149,6 +149,8 @@ def interchange_accuracy(
 
 
 def _checked_positions(positions: Sequence[int]) -> tuple[int, ...]:
+    if np.ndim(positions) != 1:
+        raise ValueError(f"positions are {positions!r}; they must be a tuple, such as (3,)")
     found = tuple(whole_number("positions", x, 0) for x in positions)
     if not found or len(set(found)) < len(found):
         raise ValueError(f"positions are {found}; they must be one or more different positions")

@@ -141,6 +141,7 @@ def test_interchange_refuses_invalid_sites_pairs_and_rotations():
     assert "positions are (6,); they must be below 6" in message_of((0, (6,)))
     assert "positions are (); they must be one or more different positions" in message_of((0, ()))
     assert "positions are (1, 1)" in message_of((0, (1, 1)))
+    assert "positions are 1; they must be a tuple" in message_of((0, 1))
     assert "positions is -1; it must be" in message_of((0, (-1,)))
     assert "point is 'attention.heads'; it must be" in message_of((0, (1,), "attention.heads"))
     assert "point is 'embedding'; it must be" in message_of((0, (1,), "embedding"))

@@ -189,7 +189,8 @@ def _top_k(path: Path, config: Mapping[str, Any], features: int) -> int | None:
     """
     if config.get("architecture") != "topk":
         return None
-    k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k"))
+    options = config.get("activation_fn_kwargs")
+    k = config.get("k", options.get("k") if isinstance(options, dict) else None)
     if isinstance(k, bool) or not isinstance(k, int) or not 0 < k <= features:
         raise ValueError(
             f"{path}: k is {shown(k)}; it must be a whole number from 1 to {features}, the number "

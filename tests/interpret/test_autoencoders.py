@@ -201,6 +201,7 @@ def test_changing_autoencoder_features_preserves_the_reconstruction_error(tmp_pa
         ),
         ({"architecture": "topk"}, "k is None; it must be a whole number from 1 to 20"),
         ({"architecture": "topk", "k": 21}, "k is 21; it must be a whole number from 1 to 20"),
+        ({"architecture": "topk", "activation_fn_kwargs": [3]}, "k is None; it must be a whole"),
         ({"metadata": {"hook_head_index": 3}}, "hook_head_index is 3; it must be null"),
         ({"rescale_acts_by_decoder_norm": True}, "rescale_acts_by_decoder_norm is True"),
         ({"reshape_activations": "hook_z"}, "reshape_activations is 'hook_z'"),

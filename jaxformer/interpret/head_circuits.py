@@ -103,8 +103,9 @@ class TokenCircuits(NamedTuple):
 
     Attributes:
         ov: entry [a, b] is what the head adds to the logit of token b if the head attends only to
-            token a.
-        qk: entry [a, b] is the attention score of the query token a for the key token b.
+            token a, before a soft cap of the logits.
+        qk: entry [a, b] is the attention score of the query token a for the key token b, before a
+            soft cap and without a bias for the positions.
     """
 
     ov: Float[Array, "layers heads tokens tokens"]
@@ -182,7 +183,8 @@ def token_circuits(
 ) -> TokenCircuits:
     """Computes the full OV circuit W_E OV W_U and the full QK circuit W_E QK W_Eᵀ for some tokens.
 
-    The divisor of every norm is treated as 1. `qk` contains the factor of the scores, such as
+    The divisors of the norms of the layers and of the norm before the head are treated as 1. A norm
+    of the embedding is computed exactly. `qk` contains the factor of the scores, such as
     1/√head_dim, and `ov` contains the factors of the embedding and of the output.
 
     Args:

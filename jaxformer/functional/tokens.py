@@ -29,8 +29,8 @@ def choose_implementation(run: Run, name: str = "attention") -> str:
     points = {f"{name}.scores", f"{name}.weights"}
     if points & {*run.hooks.capture, *run.hooks.patch}:
         return "explicit"
-    name = run.execution.attention
-    return "blockwise" if name == "auto" and not run.placement.fused_kernels else name
+    chosen = run.execution.attention
+    return "blockwise" if chosen == "auto" and not run.placement.fused_kernels else chosen
 
 
 def is_few(num_queries: Size) -> bool:

@@ -344,10 +344,13 @@ def _head_weights(model: LanguageModel, weights: Weights, distance: Int[Array, "
 
 # ---- Composition.
 
+# By default, accelerators round the factors of a float32 product to fewer digits.
+_product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+
 
 def _gram(x: Float[Array, "*batch rows columns"]) -> Float[Array, "*batch columns columns"]:
     """Computes xᵀ x."""
-    return x.mT @ x
+    return _product(x.mT, x)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -367,9 +370,10 @@ def _composition(model: LanguageModel, weights: Weights, distance: Int[Array, ""
 
     def scores(pair: tuple[Array, Array]) -> Float[Array, "3 heads heads"]:
         first, second = pair
-        product = (writers[first] @ readers[second]).reshape(num_heads, size, 3, num_heads, size)
-        product = product.transpose(2, 0, 3, 1, 4)
-        left = written[first][None, :, None] @ product @ grams[second][:, None]
+        product = _product(writers[first], readers[second])
+        product = product.reshape(num_heads, size, 3, num_heads, size).transpose(2, 0, 3, 1, 4)
+        left = _product(written[first][None, :, None], product)
+        left = _product(left, grams[second][:, None])
         squares = jnp.maximum((left * product).sum((-2, -1)), 0.0)
         scale = norms[first, 2][:, None] * norms[second][:, None]
         return jnp.sqrt(squares / jnp.where(scale == 0.0, 1.0, scale))
@@ -406,7 +410,7 @@ def _copying_matrices(
     """Computes W_O W_U W_E W_V for each head."""
     heads = _head_weights(model, weights, jnp.int32(0))
     tokens, kernel = _token_maps(model, dense_all(weights))
-    return heads.output @ (kernel @ tokens) @ heads.value
+    return _product(_product(heads.output, _product(kernel, tokens)), heads.value)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -423,6 +427,6 @@ def _token_circuits(
     factors = [x.head_dim**-0.5 if x.scale is None else x.scale for x in attentions]
     scale = jnp.asarray(factors, jnp.float32)[:, None, None, None]
     return TokenCircuits(
-        ov=(tokens @ value) @ (output @ kernel),
-        qk=scale * (tokens @ query) @ (tokens @ key).mT,
+        ov=_product(_product(tokens, value), _product(output, kernel)),
+        qk=scale * _product(_product(tokens, query), _product(tokens, key).mT),
     )

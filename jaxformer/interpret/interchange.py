@@ -84,7 +84,9 @@ def interchange(
         source: s, the activation of the source.
         rotation: R, whose rows are orthonormal. With k = dim the result is s; with k = 0 it is x.
     """
-    return value + (source - value) @ rotation.T @ rotation
+    # By default, accelerators round the factors of a float32 product to fewer digits.
+    product = partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    return value + product(product(source - value, rotation.T), rotation)
 
 
 def interchange_patch(

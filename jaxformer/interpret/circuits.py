@@ -81,7 +81,7 @@ class CircuitSweep(NamedTuple):
 
     @property
     def faithfulness(self) -> Float[np.ndarray, " circuits"]:
-        """The fraction of `clean` − `corrupted` that each circuit restores; NaN if both are equal."""
+        """The fraction of `clean` − `corrupted` that each circuit restores; NaN if it is 0."""
         return (self.metrics - self.corrupted) / (self.clean - self.corrupted)
 
     @property

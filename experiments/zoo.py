@@ -46,13 +46,27 @@ MODELS = {
 PEAKS = {"RNN": 4e-3, "LSTM": 1.6e-2, "causal CNN": 8e-3, "Transformer": 4e-3}
 
 
+def build(name: str):
+    """Builds the model with this name in `MODELS`."""
+    return jf.build(MODELS[name], jf.Execution(layers="unrolled"))
+
+
+def recipe_of(peak: float) -> OptimizerConfig:
+    """Returns the optimizer's settings, which are equal for all models except for the peak rate."""
+    return OptimizerConfig(learning_rate=peak, warmup_steps=50, final_fraction=0.0)
+
+
+def training_batches(ids, seed: int):
+    """Yields random batches of the training text without end."""
+    return batches(np.random.default_rng(seed), ids, LENGTH, (1, BATCH))
+
+
 def train(name, ids, held_out, steps: int, seed: int) -> dict:
     """Returns a curve of (step, seconds, held-out loss), and training and decoding speeds."""
-    model = jf.build(MODELS[name], jf.Execution(layers="unrolled"))
-    recipe = OptimizerConfig(learning_rate=PEAKS[name], warmup_steps=50, final_fraction=0.0)
+    model, recipe = build(name), recipe_of(PEAKS[name])
     optimizer = make_optimizer(recipe)
     start = jax.jit(lambda: init_state(model, optimizer, seed))()
-    data = batches(np.random.default_rng(seed), ids, LENGTH, (1, BATCH))
+    data = training_batches(ids, seed)
     # The step is compiled in advance, because compilation must not count as training time.
     update = make_step(model, optimizer).lower(start, next(data), np.float32(0)).compile()
     loss_of = jax.jit(partial(loss, model))

@@ -6,8 +6,12 @@ The rates differ by factors of two. The first search trains each model with one 
 around its rate in `zoo.PEAKS`. It adds rates until the best rate has a worse neighbour on both
 sides. The second search starts at this best rate and compares the mean losses of all seeds. A seed
 sets the initial weights and the batches, so runs with equal seeds differ only in the rate.
+
+With `--runs FILE`, the script appends the loss of each finished run to the file. If the search is
+interrupted, the same command continues it.
 """
 
+import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -33,7 +37,7 @@ class Found(NamedTuple):
     Attributes:
         best: The peak rate with the lowest mean loss. Its neighbours were trained with all seeds.
         losses: The held-out losses of each rate, in order of the seeds. The loss of a diverged run
-            is infinite.
+            is not finite.
     """
 
     best: float
@@ -54,7 +58,7 @@ class Found(NamedTuple):
         return float(pairs.mean()), float(pairs.std(ddof=1) / len(pairs) ** 0.5)
 
     def figures(self) -> dict:
-        """Returns the values for JSON, which has no infinity: a diverged run has the loss None."""
+        """Returns the values for JSON. The loss of a diverged run is None."""
         losses = {
             rate: [x if np.isfinite(x) else None for x in values]
             for rate, values in self.losses.items()
@@ -135,9 +139,33 @@ def trainer(name: str, ids, held_out, steps: int) -> Callable[[float, int], floa
             pass
         found = float(score(state.params, held_out))
         print(f"{name:12} rate {rate:g}, seed {seed}: {found:.3f} nats", flush=True)
-        return found if np.isfinite(found) else np.inf
+        return found
 
     return train
+
+
+def resumable(name: str, train: Callable[[float, int], float], steps: int, file: Path):
+    """Returns `train` without the runs whose losses are in a file, to which it adds its own.
+
+    Args:
+        name: The name of the model.
+        train: A function of (peak rate, seed) that returns a loss.
+        steps: The number of steps of each run.
+        file: A line contains the name, the number of steps, the rate, the seed and the loss.
+    """
+    file.touch()
+    lines = map(json.loads, file.read_text().splitlines())
+    finished = {tuple(run_of_line): found for *run_of_line, found in lines}
+
+    def loss_of(rate: float, seed: int) -> float:
+        this_run = (name, steps, rate, seed)
+        if this_run not in finished:
+            finished[this_run] = train(rate, seed)
+            with file.open("a") as opened:
+                opened.write(json.dumps([*this_run, finished[this_run]]) + "\n")
+        return finished[this_run]
+
+    return loss_of
 
 
 def table(results: dict[str, Found]) -> str:
@@ -184,12 +212,15 @@ def draw(results: dict[str, Found], path: Path) -> None:
 def main():
     parser = text_parser(__doc__, 300, 2, "zoo-rates.png")
     parser.add_argument("--seeds", type=at_least(2), default=3)
+    parser.add_argument("--runs", type=Path, help="file of finished runs, which are not repeated")
     arguments = parser.parse_args()
     tune_cpu_runtime()
     _, ids, held_out, _ = read_windows(arguments.text, VOCAB, LENGTH, HELD_OUT)
     results = {}
     for name in MODELS:
         train = trainer(name, ids, held_out, arguments.steps)
+        if arguments.runs:
+            train = resumable(name, train, arguments.steps, arguments.runs)
         results[name] = search_with_seeds(train, PEAKS[name], arguments.seeds)
     print(table(results))
     for name, found in results.items():

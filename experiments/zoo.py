@@ -87,6 +87,7 @@ def train(name, ids, held_out, steps: int, seed: int) -> dict:
             look(step, state.params)
         begin = time.perf_counter()
     return {
+        "peak_learning_rate": recipe.learning_rate,
         "curve": curve,
         "training_tokens_per_second": steps * BATCH * LENGTH / seconds,
         "decoding_tokens_per_second": decode_speed(model, state.params),

@@ -43,19 +43,13 @@ class Found(NamedTuple):
     best: float
     losses: dict[float, list[float]]
 
-    def difference(self, rate: float) -> tuple[float, float]:
-        """Returns the loss at a rate minus the loss at the best rate.
+    def differences(self, rate: float) -> list[float]:
+        """Returns the loss at a rate minus the loss at the best rate, in order of the seeds.
 
         Args:
             rate: A rate that was trained with all seeds.
-
-        Returns:
-            The mean over the seeds and its standard error. Both are infinite if a run diverged.
         """
-        pairs = np.subtract(self.losses[rate], self.losses[self.best])
-        if not np.isfinite(pairs).all():
-            return np.inf, np.inf
-        return float(pairs.mean()), float(pairs.std(ddof=1) / len(pairs) ** 0.5)
+        return np.subtract(self.losses[rate], self.losses[self.best]).tolist()
 
     def figures(self) -> dict:
         """Returns the values for JSON. The loss of a diverged run is None."""
@@ -188,6 +182,14 @@ def table(results: dict[str, Found]) -> str:
     return "\n".join(lines)
 
 
+def mean_and_error(values: list[float]) -> str:
+    """Returns the mean, and the standard error if there are several values, as text."""
+    if not np.isfinite(values).all():
+        return "infinity"
+    error = f" ± {np.std(values, ddof=1) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.3f}{error}"
+
+
 def draw(results: dict[str, Found], path: Path) -> None:
     """Plots the loss against the rate: a point for each run and a line through the means."""
     from matplotlib.figure import Figure
@@ -211,7 +213,7 @@ def draw(results: dict[str, Found], path: Path) -> None:
 
 def main():
     parser = text_parser(__doc__, 300, 2, "zoo-rates.png")
-    parser.add_argument("--seeds", type=at_least(2), default=3)
+    parser.add_argument("--seeds", type=at_least(1), default=3)
     parser.add_argument("--runs", type=Path, help="file of finished runs, which are not repeated")
     arguments = parser.parse_args()
     tune_cpu_runtime()
@@ -224,10 +226,10 @@ def main():
         results[name] = search_with_seeds(train, PEAKS[name], arguments.seeds)
     print(table(results))
     for name, found in results.items():
-        below, above = (found.difference(rate) for rate in (found.best / 2, 2 * found.best))
+        half, twice = (mean_and_error(found.differences(x * found.best)) for x in (0.5, 2))
         print(
-            f"{name}: {found.best:g}; half this rate raises the loss by {below[0]:.3f} ± "
-            f"{below[1]:.3f}, twice this rate by {above[0]:.3f} ± {above[1]:.3f}"
+            f"{name}: the best rate is {found.best:g}. At half this rate, the loss is higher by "
+            f"{half}; at twice this rate, it is higher by {twice}."
         )
     conclude({name: found.figures() for name, found in results.items()}, arguments.record)
     draw(results, arguments.picture)

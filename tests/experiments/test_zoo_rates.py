@@ -90,12 +90,13 @@ def test_search_with_seeds_compares_mean_losses_around_the_best_rate():
 
 def test_differences_of_losses_are_paired_by_seed():
     """The spread between seeds cancels in the differences between two rates."""
-    from zoo_rates import Found
+    from zoo_rates import Found, mean_and_error
 
     found = Found(1.0, {1.0: [3.0, 5.0, 9.0], 2.0: [3.1, 5.2, 9.3], 4.0: [3.2, math.inf, 9.0]})
-    mean, error = found.difference(2.0)
-    assert mean == pytest.approx(0.2) and error == pytest.approx(0.1 / math.sqrt(3))
-    assert found.difference(4.0) == (math.inf, math.inf)
+    assert found.differences(2.0) == pytest.approx([0.1, 0.2, 0.3])
+    assert mean_and_error(found.differences(2.0)) == "0.200 ± 0.058"  # 0.1 / √3
+    assert mean_and_error([0.2]) == "0.200"
+    assert mean_and_error(found.differences(4.0)) == "infinity"
     assert found.figures()["losses"][4.0] == [3.2, None, 9.0]
 
 

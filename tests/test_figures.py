@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import statistics
 from functools import cache
 from pathlib import Path
 
@@ -178,6 +179,41 @@ def _speeds_of_kinds() -> str:
         f"{min(found[name].values()):,.0f} to {max(found[name].values()):,.0f} |"
         for name in names
     )
+
+
+def _losses_by_rate() -> str:
+    found = figures("zoo-rates-cpu")
+
+    def cell(losses: list[float] | None, is_best: bool) -> str:
+        if losses is None:
+            return " "
+        shown = "diverged" if None in losses else f"{statistics.mean(losses):.3f}"
+        shown = f"{shown} ({len(losses)})"
+        return f" **{shown}** " if is_best else f" {shown} "
+
+    lines = []
+    for rate in sorted({rate for x in found.values() for rate in x["losses"]}, key=float):
+        cells = [cell(x["losses"].get(rate), float(rate) == x["best"]) for x in found.values()]
+        lines.append(f"| {float(rate):g} |{'|'.join(cells)}|")
+    return " ".join(lines)
+
+
+def _differences_between_rates() -> str:
+    def cell(losses: list[float], lowest: list[float]) -> str:
+        if None in losses:
+            return "diverged"
+        differences = [a - b for a, b in zip(losses, lowest, strict=True)]
+        mean = f"{statistics.mean(differences):.3f}"
+        if len(differences) == 1:
+            return mean
+        return f"{mean} ± {statistics.stdev(differences) / len(differences) ** 0.5:.3f}"
+
+    lines = []
+    for name, x in figures("zoo-rates-cpu").items():
+        best, losses = x["best"], x["losses"]
+        cells = [cell(losses[str(rate)], losses[str(best)]) for rate in (best / 2, 2 * best)]
+        lines.append(f"| {name} | {best:g} | {' | '.join(cells)} |")
+    return " ".join(lines)
 
 
 def _phrases() -> str:
@@ -382,6 +418,8 @@ SENTENCES = {  # a sentence of a page, computed from the record or the code
     "cost of taint": ("docs/certificates.md", _cost_of_taint),
     "large text": ("docs/training.md", _large_text),
     "loss and decoding speed of each kind": ("docs/results.md", _speeds_of_kinds),
+    "losses of learning rates": ("docs/results.md", _losses_by_rate),
+    "differences between learning rates": ("docs/results.md", _differences_between_rates),
     "translated phrases": ("docs/results.md", _phrases),
     "translated captions": ("docs/results.md", _captions),
     "products of bfloat16": ("docs/hazards.md", _products_of_bfloat16),

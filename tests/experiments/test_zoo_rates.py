@@ -1,5 +1,6 @@
 """The search for learning rates, on invented losses, and its record."""
 
+import json
 import math
 from pathlib import Path
 
@@ -120,3 +121,16 @@ def test_interrupted_search_does_not_repeat_finished_runs(tmp_path):
         assert losses(name, steps) == expected and len(runs) == 3
     runs.clear()
     assert losses("RNN", 300) == expected and not runs
+
+
+def test_race_uses_the_recorded_rates_which_have_worse_neighbours_on_both_sides():
+    from zoo import PEAKS
+
+    record = json.loads((FOLDER / "results" / "zoo-rates-cpu.json").read_text())
+    assert {name: found["best"] for name, found in record["figures"].items()} == PEAKS
+    for found in record["figures"].values():
+        below, best, above = (
+            np.mean(np.array(found["losses"][str(factor * found["best"])], float))
+            for factor in (0.5, 1, 2)
+        )
+        assert not (below <= best or above <= best)  # The loss of a diverged run is NaN here.

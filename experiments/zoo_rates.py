@@ -29,6 +29,8 @@ from jaxformer.training.step import init_state, make_step, updates
 
 # A search that reaches this number of rates raises an error.
 MOST_RATES = 12
+# A function of (peak rate, seed) that trains a model and returns its held-out loss.
+LossOf = Callable[[float, int], float]
 
 
 class Found(NamedTuple):
@@ -95,13 +97,11 @@ def search(loss_at: Callable[[float], float], start: float) -> dict[float, float
     return losses
 
 
-def search_with_seeds(
-    loss_of: Callable[[float, int], float], start: float, num_seeds: int
-) -> Found:
+def search_with_seeds(loss_of: LossOf, start: float, num_seeds: int) -> Found:
     """Searches with the first seed, and then with all seeds around the best rate.
 
     Args:
-        loss_of: Returns the loss of training with a (rate, seed).
+        loss_of: Trains the model.
         start: The middle one of the first three rates.
         num_seeds: The number of seeds of the second search.
     """
@@ -116,7 +116,7 @@ def search_with_seeds(
     return Found(best, dict(sorted(losses.items())))
 
 
-def trainer(name: str, ids, held_out, steps: int) -> Callable[[float, int], float]:
+def trainer(name: str, ids, held_out, steps: int) -> LossOf:
     """Returns a function of (peak rate, seed) that trains a model and returns its held-out loss.
 
     One compiled step serves all rates and seeds.
@@ -138,12 +138,12 @@ def trainer(name: str, ids, held_out, steps: int) -> Callable[[float, int], floa
     return train
 
 
-def resumable(name: str, train: Callable[[float, int], float], steps: int, file: Path):
+def resumable(name: str, train: LossOf, steps: int, file: Path) -> LossOf:
     """Returns `train` without the runs whose losses are in a file, to which it adds its own.
 
     Args:
         name: The name of the model.
-        train: A function of (peak rate, seed) that returns a loss.
+        train: Trains the model.
         steps: The number of steps of each run.
         file: A line contains the name, the number of steps, the rate, the seed and the loss.
     """

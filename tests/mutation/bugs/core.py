@@ -55,7 +55,9 @@ def fused_if_possible(context):
 
 
 def without_padding(by_position):
-    return lambda weights, lengths, width: by_position(weights, [width] * len(lengths), width)
+    return lambda steps, lengths, width, *rest: by_position(
+        steps, [width] * len(lengths), width, *rest
+    )
 
 
 BUGS = (

@@ -30,7 +30,7 @@ def twist(value, at, shift):
     layer = 0 if at.layer is None else at.layer
     turn = jnp.sin(jnp.broadcast_to(at.positions, value.shape[:1] + value.shape[-2:-1]) + layer)
     turn = turn.reshape(len(value), *[1] * (value.ndim - 3), -1, 1)
-    odd = jnp.arange(value.shape[-1]) % 2
+    odd = jnp.arange(1, value.shape[-1] + 1) % 2
     return value * (1 + 0.1 * turn * odd) + shift * turn * odd
 
 
@@ -59,7 +59,9 @@ def test_edit_gives_equal_results_with_and_without_cache(name, seed, chunks, dat
     """One pass, cached chunks, and greedy generation, at any hook point of any model."""
     model, variables, source = setup(name, seed)
     tokens = tiny.tokens(seed, BATCH, LENGTH)
-    points = [x for x in own_points(model) if x not in ("attention.weights", "final_norm")]
+    # The position of a key in the last axis of scores and weights differs in a cache.
+    without = ("attention.scores", "attention.weights", "final_norm")
+    points = [x for x in own_points(model) if x not in without]
     point = data.draw(st.sampled_from(points))
     patch = {point: jf.Edit(twist, jnp.float32(0.3))}
     whole = jf.inspect(model, variables, tokens, source=source, patch=patch)

@@ -253,7 +253,8 @@ def choose_starts(model: LanguageModel, grid: Grid, length: int, batch_size: int
     for starts in (1, 2, 4, 8):
         step = -(-length // starts)
         tokens = sum(length - position // step * step for position in range(length))
-        # A program that resumes contains two forms of each layer. It compiles in twice the time.
+        # A program that resumes contains two forms of each layer. The factor 2 is an assumption: on
+        # two busy cores, whole sweeps of a small model took 1.2 and 1.6 times as long.
         costs[starts] = 2 * starts * compilation + heads * layers * tokens * of_token
     return min(costs, key=lambda starts: costs[starts])
 
@@ -261,8 +262,8 @@ def choose_starts(model: LanguageModel, grid: Grid, length: int, batch_size: int
 def compilation_flops(platform: str) -> float:
     """Returns the FLOPs that a device computes while a program is compiled.
 
-    Two cores compute about 10¹¹ FLOP/s, and need about 1 s to compile a sweep of whole passes.
-    Accelerators compute about 10¹⁴ FLOP/s, and the compilation takes the same time.
+    Both numbers are assumptions, not measurements: 1 s of compilation, at 10¹¹ FLOP/s on a CPU and
+    at 10¹⁴ FLOP/s on an accelerator.
     """
     return 1e11 if platform == "cpu" else 1e14
 

@@ -31,6 +31,10 @@ from jaxformer.functional.attention import blockwise  # noqa: E402
 from tests.parts import part  # noqa: E402
 from tests.properties import witness  # noqa: E402
 
+# Tracing creates many objects that stay alive. With Python's default thresholds, the search for
+# garbage takes 5% of the time of the tests.
+gc.set_threshold(50_000, 20, 20)
+
 # The suite mostly compiles. XLA's older code for fused loops, which jax 0.11 removed, compiles in
 # half the time. XLA_FLAGS that are already set take precedence: `XLA_FLAGS= pytest tests/parity`
 # compiles as users do.

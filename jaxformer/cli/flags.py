@@ -46,6 +46,7 @@ class Flag(NamedTuple):
         value: The value of the field in the instance, or the field's default. MISSING if the
             argument is required.
         group: The dataclass that has the field.
+        field: The name of the field.
         spelling: The metadata of the field.
     """
 
@@ -55,6 +56,7 @@ class Flag(NamedTuple):
     text: str
     value: object
     group: type
+    field: str
     spelling: Spelling
 
     @property
@@ -102,7 +104,7 @@ def list_flags(kind: type, instance: object = None) -> list[Flag]:
             hint, spelling = _spelled(kind, field.name)
             key, text = spelling.name or field.name, texts.get(field.name, "")
             names = _names(key, hint, spelling)
-            flags.append(Flag(key, names, hint, text, value, kind, spelling))
+            flags.append(Flag(key, names, hint, text, value, kind, field.name, spelling))
     return flags
 
 

@@ -146,7 +146,8 @@ def check_unchanged(folder: RunFolder, old: TrainingConfig, arguments: TrainArgu
     changed = differences(old, arguments.training)
     refused = {name: pair for name, pair in changed.items() if name not in RESUMABLE}
     for name, (before, after) in refused.items():
-        accepted = ", ".join(map(spell_flag, RESUMABLE))
+        flags = list_flags(type(arguments.training), arguments.training)
+        accepted = ", ".join(flag.name for flag in flags if flag.field in RESUMABLE)
         raise ValueError(
             f"{spell_flag(name)} is {after}, but the run in {folder.path} was started with "
             f"{before}; when resuming only {accepted} may change"

@@ -6,7 +6,7 @@ import JAX, because the command line must start quickly.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -446,7 +446,7 @@ RESUMABLE = (
     "mesh",
 )
 RESUMABLE += ("bleu_tokenize", "checkpoint_every", "max_to_keep", "keep_period", "sample_tokens")
-RESUMABLE += ("trackers", "profile", *Execution.__dataclass_fields__)
+RESUMABLE += ("trackers", "profile", *(x.name for x in fields(Execution)))
 
 Section = ModelConfig | Execution | OptimizerConfig | LoraConfig | OwnNames
 

@@ -1,6 +1,7 @@
 """The parser of the command line, with drawn words for every flag of every verb."""
 
 import io
+import re
 from contextlib import redirect_stderr
 from dataclasses import fields, is_dataclass, replace
 from itertools import chain
@@ -12,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxformer.artifacts.run import RunFolder
 from jaxformer.cli import VERBS, main
 from jaxformer.cli.arguments import complete, parse, read_given
 from jaxformer.cli.compare import CompareArguments
 from jaxformer.cli.flags import list_flags
 from jaxformer.cli.generate import GenerateArguments
-from jaxformer.cli.train_arguments import TrainArguments
+from jaxformer.cli.train_arguments import TrainArguments, check_unchanged
 from jaxformer.models.config import KINDS, RotaryScaling
 from jaxformer.models.config.check import shown
 from jaxformer.training.config import MeshSizes
@@ -279,3 +281,14 @@ def test_help_flag_overrides_invalid_arguments(capsys):
         with pytest.raises(SystemExit):
             main(["train", *words.split()])
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_error_of_a_resumed_run_lists_only_flags_of_its_command(kind, tmp_path):
+    default = TrainArguments(training_preset("tiny", kind), kind=kind)
+    changed = replace(default, training=replace(default.training, seed=7))
+    with pytest.raises(ValueError, match="--seed is 7") as error:
+        check_unchanged(RunFolder(tmp_path), default.training, changed)
+    listed = {*re.findall("--[a-z-]+", str(error.value).partition("only")[2])}
+    assert listed <= {flag.name for flag in list_flags(TrainArguments, default)}
+    assert {"--attention-implementation", "--scan-layers"} <= listed

@@ -109,7 +109,7 @@ def test_custom_gradient_function_equals_plain_function_under_transforms(seed, n
     np.testing.assert_allclose(found / scale, wanted / scale, atol=2e-5)
 
 
-@pytest.mark.parametrize("compile", [lambda f: f, jax.jit])
+@pytest.mark.parametrize("compile", [pytest.param(lambda f: f, marks=pytest.mark.slow), jax.jit])
 def test_custom_gradient_is_used_only_in_reverse_mode(compile):
     """The backward pass returns twice the gradient here, so that the two are distinct."""
     doubled = of_one_array(own_gradient(product, forward, lambda *x: backward(*x, factor=2.0)))

@@ -213,7 +213,7 @@ UNIGRAMS = {
 PIECES = SpecialTokens((1,), None)
 
 
-@pytest.mark.parametrize("kind", mostly_slow(UNIGRAMS, "merged spaces"))
+@pytest.mark.parametrize("kind", mostly_slow(UNIGRAMS, slow=("merged spaces",)))
 def test_gguf_file_stores_the_unigram_model_of_sentencepiece(kind, tmp_path):
     theirs, backend = trained_unigram(
         tmp_path / "spiece.model", CORPUS * 9, vocab_size=90, **UNIGRAMS[kind]

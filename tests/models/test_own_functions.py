@@ -57,7 +57,7 @@ MASKS = {
 
 
 @pytest.mark.parametrize("name", mostly_slow(MASKS, "causal"))
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
 def test_model_with_mask_given_as_array_or_function_equals_model_with_mask_object(
     name, seed, segment_ids, chunks

@@ -1,6 +1,7 @@
 """The bugs still fit the code, and their tests exist. `python -m tests.mutation` runs the tests."""
 
 import ast
+from functools import cache
 
 import pytest
 
@@ -39,12 +40,14 @@ def test_every_mutation_bug_applies_and_its_module_is_importable(bug):
     exec(code, {"__name__": module.removesuffix(".__init__")})
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_tests_named_by_a_mutation_bug_exist(bug):
+def test_tests_named_by_mutation_bugs_exist():
     """None is a test of parity: these are skipped where torch is not installed."""
-    for test in bug.tests.split():
+    parsed = cache(lambda file: ast.parse((PROJECT / "tests" / file).read_text()))
+    for test in {test for bug in BUGS for test in bug.tests.split()}:
         assert not test.startswith("parity/")
         file, *names = test.split("::")
-        scope = ast.parse((PROJECT / "tests" / file).read_text())
+        scope = parsed(file)
         for name in (name.partition("[")[0] for name in names):  # the case is checked by running it
-            (scope,) = (node for node in scope.body if getattr(node, "name", None) == name)
+            found = [node for node in scope.body if getattr(node, "name", None) == name]
+            assert len(found) == 1, test
+            (scope,) = found

@@ -15,6 +15,7 @@ from jaxformer.training.config import TextTraining
 from jaxformer.training.fitting import fit_preset
 from jaxformer.training.presets import RUNS, TRAININGS, training_preset
 from jaxformer.training.tasks.text import _check_new_model
+from tests.slow import mostly_slow
 
 EVERY = {
     **{f"{name} {kind}": run for name, kinds in RUNS.items() for kind, run in kinds.items()},
@@ -62,7 +63,10 @@ def accepted(run, changes):
     return fitted
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(EVERY, "stdlib decoder", "translation encoder-decoder", "gpt2-124m", slow=EVERY),
+)
 def test_every_preset_accepts_a_change_of_any_single_field(name):
     """All presets of all kinds of models, except odd sizes that the positions do not allow."""
     run = EVERY[name]

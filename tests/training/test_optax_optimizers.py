@@ -34,7 +34,9 @@ OPTIMIZERS |= {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(OPTIMIZERS, "prodigy", "mechanize", "momo", "sam"))
+@pytest.mark.parametrize(
+    "name", mostly_slow(OPTIMIZERS, "prodigy", "sam", slow=("mechanize", "momo"))
+)
 def test_every_optax_optimizer_makes_three_training_steps(name):
     """A step donates the whole state, so a buffer must not occur in the state twice."""
     model, optimizer = jf.build(MODEL), OPTIMIZERS[name]()

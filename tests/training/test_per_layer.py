@@ -13,6 +13,7 @@ from jaxformer.models.parameters import layers_by_tree, shape_tree, stacked_tree
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer, per_layer
 from jaxformer.training.presets import RUNS
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -67,7 +68,7 @@ def separated(tree):
     }
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", mostly_slow(RULES, "adafactor", "lamb", "muon", slow=RULES))
 def test_per_layer_optimizer_updates_stacked_layers_like_separate_arrays(name):
     mapped, alone = per_layer(RULES[name]()), RULES[name]()
     params = drawn(0)

@@ -128,7 +128,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("bug", mostly_slow(BROKEN, "cache offset by one"))
+@pytest.mark.parametrize("bug", mostly_slow(BROKEN, slow=("cache offset by one",)))
 def test_model_verification_names_the_property_and_layer_of_a_bug(bug, monkeypatch):
     put_in, name, layer = BROKEN[bug]
     put_in(monkeypatch)

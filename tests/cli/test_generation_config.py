@@ -10,6 +10,7 @@ from jaxformer.hub.generation import without_options
 from jaxformer.models.config.generation import Constraints
 from jaxformer.models.parameters import init
 from tests.cli.test_errors import files_below
+from tests.slow import mostly_slow
 
 PAIRS = "".join(f"{number}\tnumber {number}\n" for number in range(40))
 UNSUPPORTED = jf.GenerationDefaults(
@@ -44,7 +45,7 @@ def saved(own_folder, tmp_path):
     (tmp_path / "lines.txt").write_text("1\n")
 
 
-@pytest.mark.parametrize("verb", COMMANDS)
+@pytest.mark.parametrize("verb", mostly_slow(COMMANDS, "generate", slow=COMMANDS))
 def test_command_rejects_unsupported_generation_options_before_computing(verb, tmp_path, capsys):
     """The message names the options and the flags that leave them out. No file is written."""
     before = files_below(tmp_path)

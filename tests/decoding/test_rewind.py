@@ -205,7 +205,7 @@ def test_ring_buffer_cache_rewinds_as_far_as_its_spare_slots_allow(seed, count):
         kept.rewind(4)
 
 
-@pytest.mark.parametrize("size", [5, 6, 9])
+@pytest.mark.parametrize("size", mostly_slow([5, 6, 9], 6, slow=[5]))
 def test_ring_buffer_accepts_chunks_of_any_length(size):
     """A ring of 8 slots accepts longer chunks; the logits equal those of a single pass."""
     model, length = windowed(), 6 + size

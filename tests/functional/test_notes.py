@@ -175,6 +175,7 @@ def test_multi_head_attention_equals_the_attention_of_a_model(seed):
         tiny.close(alone, expected[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=tiny.seeds)
 def test_multi_head_attention_to_a_source_equals_the_cross_attention_of_a_model(seed):

@@ -69,7 +69,7 @@ def rescaled(x, at, weights, *, centers):
     return weights["scale"] * x / scale[:, None, None]
 
 
-@given(seed=tiny.seeds, k=st.integers(1, 24))
+@given(seed=tiny.seeds, k=st.sampled_from([1, 5, 24]))
 def test_top_units_are_those_with_the_largest_absolute_contributions(seed, k):
     units = np.asarray(tiny.embeddings(seed, 2, 2, 12))
     top = NeuronAttribution(units, units[..., 0], units).top(k)

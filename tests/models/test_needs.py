@@ -170,6 +170,7 @@ def test_attention_option_changes_the_program_exactly_if_its_stated_conditions_h
         assert (programs[0] != programs[1]) == holds, config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", get_args(type_hints(RotaryScaling)["kind"]))
 def test_rotary_scaling_field_changes_the_program_exactly_if_its_conditions_hold(kind):
     scaling = RotaryScaling(kind, 2.0, 1000)

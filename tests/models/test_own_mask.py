@@ -184,7 +184,7 @@ class AheadFrom(Mask):
         return key.position_ids()[..., None, :] <= (query.position_ids() + ahead)[..., :, None]
 
 
-@pytest.mark.parametrize("length", [5, 1024, 2500])
+@pytest.mark.parametrize("length", [5, 1024, pytest.param(2500, marks=pytest.mark.slow)])
 def test_noncausal_mask_is_detected_at_any_position(length):
     for start in {0, length // 2, 600, 1023, 1024, length - 2}:
         if start < length - 1:

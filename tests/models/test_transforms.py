@@ -70,7 +70,7 @@ DERIVATIVES = {
 
 
 @pytest.mark.parametrize(
-    "derivative", mostly_slow(DERIVATIVES, "jvp", "grad", "forward over reverse", slow=DERIVATIVES)
+    "derivative", mostly_slow(DERIVATIVES, "forward over reverse", slow=DERIVATIVES)
 )
 @each_model("decoder")
 def test_automatic_choice_of_attention_implementation_preserves_derivatives(name, derivative):

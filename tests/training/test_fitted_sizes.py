@@ -35,7 +35,7 @@ def test_multiplying_embed_dim_of_a_preset_multiplies_all_widths(name, factor):
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-@settings(phases=[Phase.explicit, Phase.generate], max_examples=100)
+@settings(phases=[Phase.explicit, Phase.generate], max_examples=30)
 @given(width=st.integers(1, 3000))
 def test_preset_adapted_to_embed_dim_keeps_proportions_and_head_width(name, width):
     """num_heads × head_dim is close to embed_dim, and head_dim is close to the preset's

@@ -19,6 +19,7 @@ from jaxformer.models.sharding.parameters import make_mesh
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import Schedule, clip_by_norm, is_matrix, make_optimizer
 from jaxformer.training.step import init_state, make_step, state_shardings
+from tests.slow import mostly_slow
 from tests.training.test_step import arranged, random_batch
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -33,7 +34,7 @@ def params():
     return init(Decoder(CONFIG), jax.random.key(0))["params"]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", mostly_slow(OPTIMIZERS, "adamw", slow=OPTIMIZERS))
 def test_weight_decay_applies_to_matrices_only(name, params):
     """Stacked biases and scales have two axes, so a rule by rank would take them for matrices."""
     for path, decays in jax.tree_util.tree_leaves_with_path(is_matrix(params)):

@@ -200,6 +200,7 @@ def test_model_verification_rejects_wrong_cross_attention_masks(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_model_verification_detects_cache_error_common_to_all_chunk_sizes(monkeypatch):
     """The bug changes the logits by the same factor for all chunk sizes."""
     advance = certificate.extend

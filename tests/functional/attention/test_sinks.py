@@ -76,7 +76,7 @@ def with_gradients(form):
     return jax.jit(run)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", mostly_slow(FORMS, "blockwise", "step", slow=FORMS))
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches())
 def test_attention_with_sinks_equals_formula(form, seed, segment_ids):
     """Also the gradient of the sink. A query that sees no key gives zeros."""

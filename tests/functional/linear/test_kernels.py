@@ -59,8 +59,8 @@ def float64(x):
 @each_kind
 @given(
     seed=seeds,
-    out_dim=st.sampled_from([1, 4, 9]),
-    rows=st.sampled_from([1, 2, 10, 80]),  # above 64 rows another code path runs
+    out_dim=st.sampled_from([1, 9]),
+    rows=st.sampled_from([1, 10, 80]),  # above 64 rows another code path runs
 )
 def test_product_with_kernel_of_any_class_equals_dense_product(kind, seed, out_dim, rows):
     kernel, x = KINDS[kind](normal(seed, IN_DIM, out_dim)), normal(seed + 1, rows, IN_DIM)

@@ -127,6 +127,7 @@ def test_edit_that_returns_an_array_equals_a_patch(seed, layer, positions, scan)
     assert abs(np.asarray(found - plain))[is_real].max() > 1e-3
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=tiny.seeds, step=st.integers(0, NEW - 1))
 def test_edit_at_a_step_equals_a_patch_at_the_step(seed, step):
@@ -219,6 +220,7 @@ def test_invalid_edits_are_refused(patch, message):
     assert message in error_of(lambda: jf.inspect(model, variables, tokens, patch=patch))
 
 
+@pytest.mark.slow
 def test_edit_is_applied_at_the_same_points_that_a_patch_changes():
     """`CHANGED` names one point for each kind of model."""
     for kind, point in CHANGED.items():

@@ -113,6 +113,14 @@ def test_divisor_is_the_deviation_of_the_input_of_the_norm(norm, position, seed)
     tiny.close(values["final_norm.divisor"], statistics(values["block.output"][-1], norm))
 
 
+def multiply(value, at, factor):
+    return factor * value
+
+
+def leave(value, at):
+    return value
+
+
 @few
 @given(seed=tiny.seeds, factor=st.floats(0.25, 4.0))
 def test_changed_divisor_divides_the_output_of_the_norm(seed, factor):
@@ -122,13 +130,13 @@ def test_changed_divisor_divides_the_output_of_the_norm(seed, factor):
     does not change them.
     """
     model = tiny.build(norm="rms")
-    patch = {"final_norm.divisor": jf.Edit(lambda value, at: factor * value)}
+    patch = {"final_norm.divisor": jf.Edit(multiply, jnp.float32(factor))}
     _, changed = inspected(model, seed, capture=("final_norm",), patch=patch)
     plain, before = inspected(model, seed, capture=("final_norm",))
     tiny.close(factor * changed["final_norm"], before["final_norm"])
     divisors = tuple(name for name in model.hook_points if name.endswith(".divisor"))
     assert len(divisors) == 3
-    same = {name: jf.Edit(lambda value, at: value) for name in divisors}
+    same = {name: jf.Edit(leave) for name in divisors}
     tiny.close(inspected(model, seed, patch=same)[0], plain)
     captured, _ = inspected(model, seed, capture=divisors)
     np.testing.assert_array_equal(captured, plain)

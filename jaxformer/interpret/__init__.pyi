@@ -51,11 +51,9 @@ from .graph import (
 )
 from .head_circuits import (
     Composition as Composition,
-    HeadWeights as HeadWeights,
     TokenCircuits as TokenCircuits,
     composition_scores as composition_scores,
     copying_scores as copying_scores,
-    head_weights as head_weights,
     token_circuits as token_circuits,
 )
 from .interchange import (
@@ -72,6 +70,7 @@ from .lens import (
     logit_lens as logit_lens,
     train_tuned_lens as train_tuned_lens,
 )
+from .linear_heads import HeadWeights as HeadWeights, head_weights as head_weights
 from .neurons import (
     NeuronAttribution as NeuronAttribution,
     TopUnits as TopUnits,

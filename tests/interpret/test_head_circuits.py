@@ -35,12 +35,18 @@ MODELS = {
     "parallel": {"parallel_block": "separate_norms", "tie_embeddings": False},
     "shared-norm": {"parallel_block": "shared_norm", "embedding_norm": True},
     "encoder-decoder": {"kind": jf.EncoderDecoderConfig, "norm": "none"},
+    "encoder": {"kind": jf.EncoderConfig, "positions": "rotary", "transform": False},
 }
 
 
 def built(name):
     options = {"num_layers": LAYERS, **MODELS[name]}
     return tiny.build(**options)
+
+
+def sign_of(model):
+    """Returns the sign of the distances to test; a negative distance is that to a later key."""
+    return (-1 if model.config.bidirectional else 1) * (model.config.positions == "rotary")
 
 
 def norm_matrix(config, weights):
@@ -113,10 +119,10 @@ def token_matrices(model, variables):
 
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "rotary", slow=("layer-norm", "output-norm")))
 @settings(max_examples=3)
-@given(seed=tiny.seeds, distance=st.integers(0, 9))
+@given(seed=tiny.seeds, distance=st.integers(1, 9))
 def test_composition_scores_equal_norms_of_products_of_full_matrices(name, seed, distance):
     model = built(name)
-    distance = distance if model.config.positions == "rotary" else 0
+    distance = sign_of(model) * distance
     variables = tiny.weights(model, seed)
     found = composition_scores(model, variables, distance)
     ov, qk = full_circuits(model, variables, distance)
@@ -152,7 +158,7 @@ def test_copying_scores_equal_eigenvalues_of_the_full_circuit(name, seed):
 def test_token_circuits_equal_products_of_full_matrices(name, seed, ids):
     model = built(name)
     variables = tiny.weights(model, seed)
-    distance = 3 if model.config.positions == "rotary" else 0
+    distance = 3 * sign_of(model)
     found = token_circuits(model, variables, ids, distance)
     ov, qk = full_circuits(model, variables, distance)
     tokens, kernel = token_matrices(model, variables)

@@ -8,7 +8,7 @@ UNITS = f"{NEURONS}::test_unit_attribution_equals_projected_unit_output"
 CIRCUITS = "interpret/test_head_circuits.py"
 COMPOSED = f"{CIRCUITS}::test_composition_scores_equal_norms_of_products_of_full_matrices"
 TOKENS = f"{CIRCUITS}::test_token_circuits_equal_products_of_full_matrices"
-HEADS = "interpret.head_circuits:_weights_of_heads"
+HEADS = "interpret.linear_heads:_weights_of_layer"
 AUTOENCODERS = "interpret/test_autoencoders.py"
 FEATURES = f"{AUTOENCODERS}::test_features_and_reconstructions_equal_the_formula"
 LOAD = "interpret.autoencoders:load_autoencoder"
@@ -50,19 +50,19 @@ BUGS = (
     # ---- circuits
     Bug(
         "a layer norm before a head does not subtract the mean",
-        "interpret.head_circuits:norm_before",
+        "interpret.linear_heads:norm_before",
         Replace("scaled - scaled.mean(axis=0)", "scaled"),
         f"{COMPOSED}[layer-norm]",
     ),
     Bug(
         "the gain of an RMS norm before a head is ignored",
-        "interpret.head_circuits:norm_before",
+        "interpret.linear_heads:norm_before",
         Replace("norm.gain(weights)[:, None] * kernel", "kernel"),
         f"{COMPOSED}[rotary]",
     ),
     Bug(
         "a layer norm after a head does not subtract the mean",
-        "interpret.head_circuits:norm_after",
+        "interpret.linear_heads:norm_after",
         Replace("x - x.mean(axis=-1, keepdims=True)", "x"),
         f"{COMPOSED}[output-norm]",
     ),
@@ -116,7 +116,7 @@ BUGS = (
     ),
     Bug(
         "circuits of a gated head are computed",
-        "interpret.head_circuits:_nonlinear",
+        "interpret.linear_heads:_nonlinear",
         Replace("attention.has_gate", "False"),
         f"{CIRCUITS}::test_circuits_refuse_models_whose_heads_are_not_linear",
     ),

@@ -148,7 +148,7 @@ def problems(page: Path) -> list[str]:
         for link in (value for name, value in attributes if name in ("href", "src") and value):
             path = re.split("[?#]", link)[0]
             if re.match(r"(https?:)?//", link):
-                found.extend([f"{link} needs a network"] if tag != "a" else [])
+                found.extend([f"{link} needs a network connection"] if tag != "a" else [])
             elif not link.startswith("data:") and not (page.parent / path).exists():
                 found.append(f"{link} does not exist")
 

@@ -9,8 +9,8 @@
 
 The devices are simulated on the CPU. For each model and each mesh, the script compares 20 updates,
 the gradient of the first batch, greedy generation, and beam search with 4 beams. Some models are
-decoders with the layers of a published family. Only mixture-of-experts models run on meshes with
-the axis "expert".
+decoders whose layers are those of a published family, such as Mixtral. Only mixture-of-experts
+models run on meshes with the axis "expert".
 
 A rounding difference can change which expert a router chooses. With `--control`, the script also
 trains on one device from weights that were changed by about one rounding error. A mesh

@@ -9,7 +9,7 @@ from tests.parts import part
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_each_bug_belongs_to_exactly_one_part_and_parts_have_similar_sizes(count):
+def test_each_mutation_bug_is_in_exactly_one_part_and_parts_have_similar_sizes(count):
     parts = [part(f"{k + 1}/{count}") for k in range(count)]
     members = [[one.has(bug.name) for one in parts] for bug in BUGS]
     assert {sum(row) for row in members} == {1}
@@ -18,6 +18,6 @@ def test_each_bug_belongs_to_exactly_one_part_and_parts_have_similar_sizes(count
 
 
 @pytest.mark.parametrize("text", ["2", "0/3", "4/3", "1/0", "a/b"])
-def test_wrong_part_is_rejected(text):
+def test_invalid_part_of_the_tests_is_rejected(text):
     with pytest.raises(ArgumentTypeError, match=f"'{text}' must be K/N"):
         part(text)

@@ -78,6 +78,6 @@ def test_site_link_check_finds_missing_files_and_remote_links(tmp_path):
     )
     assert script("conf").problems(page) == [
         "gone.html does not exist",
-        "//host/x.js needs a network",
-        "https://host/x.css needs a network",
+        "//host/x.js needs a network connection",
+        "https://host/x.css needs a network connection",
     ]

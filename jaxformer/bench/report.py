@@ -54,7 +54,7 @@ ANCHORS = (
     Anchor(Part.TRAINING, "GPT-2 124M", "1 H100", "468,000 tokens/s, 40% of peak", "llm.c"),
     Anchor(Part.TRAINING, "GPT-2 124M", "8 A100", "107,000 tokens/s per GPU, 29%", "nanoGPT"),
     Anchor(Part.TRAINING, "GPT-2 350M", "1 A100", "62% of peak", "llm.c"),
-    Anchor(Part.TRAINING, "nanochat d12, d18", "H100", "41%, about 46% of peak", "nanochat"),
+    Anchor(Part.TRAINING, "nanochat", "H100", "41% (d12) and about 46% (d18) of peak", "nanochat"),
     Anchor(
         Part.TRAINING,
         "1.3B",

@@ -204,7 +204,7 @@ def sizes(config: TransformerConfig) -> dict[str, Any]:
 
 
 def rotary_header(gguf: ModuleType, config: TransformerConfig) -> dict[str, Any]:
-    """Returns the header fields for the rotary embedding of a model whose layers are all equal."""
+    """Returns the rotary header fields of a model whose layers have equal rotary settings."""
     if config.norm == "layer":
         return {}
     header: dict[str, Any] = {"rope_freq_base": _rotated(config)[1]}

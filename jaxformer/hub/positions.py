@@ -153,7 +153,7 @@ class Rotary(NamedTuple):
         usual = {"rope_theta": self.base_option, "partial_rotary_factor": self.fraction_option}
         for option, actual in usual.items():
             if option != actual:
-                options.ignore(option, because=f"the class in transformers reads {actual}")
+                options.ignore(option, because=f"transformers reads {actual} instead")
         name = "rope_scaling" if options.mapping("rope_scaling") else "rope_parameters"
         if name == "rope_scaling":
             options.ignore("rope_parameters", because="rope_scaling replaces it")

@@ -30,10 +30,10 @@ def tokenizer_reason(tokenizer: Tokenizer | None) -> str | None:
     if tokenizer is None:
         return "the page was written from token ids, without a tokenizer"
     if type(tokenizer) not in (ByteTokenizer, Subwords):
-        return f"the page has no tokenizer of the class {type(tokenizer).__name__}"
+        return f"the page does not implement tokenizers of the class {type(tokenizer).__name__}"
     model = tokenizer.parts["model"]
     if model["type"] not in _MODELS:
-        return f"the page has no tokenizer model {model['type']}"
+        return f"the page does not implement the tokenizer model {model['type']}"
     if model.get("dropout"):
         return "the tokenizer merges at random (dropout), so its tokens are not reproducible"
     try:

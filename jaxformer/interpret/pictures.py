@@ -23,7 +23,7 @@ def atlas_figure(atlases: Mapping[str, HeadAtlas]) -> Figure:
     top. A score that is NaN for every head is omitted.
 
     Args:
-        atlases: {name of the text: atlas}.
+        atlases: {name of the text: scores of all attention heads on this text}.
 
     Raises:
         ValueError: `atlases` is empty.

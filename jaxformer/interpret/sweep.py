@@ -253,8 +253,8 @@ def choose_starts(model: LanguageModel, grid: Grid, length: int, batch_size: int
     for starts in (1, 2, 4, 8):
         step = -(-length // starts)
         tokens = sum(length - position // step * step for position in range(length))
-        # A program that resumes contains two forms of each layer. The factor 2 is an assumption: on
-        # two busy cores, whole sweeps of a small model took 1.2 and 1.6 times as long.
+        # A program that resumes contains two forms of each layer, so its compilation is assumed to
+        # take twice as long.
         costs[starts] = 2 * starts * compilation + heads * layers * tokens * of_token
     return min(costs, key=lambda starts: costs[starts])
 

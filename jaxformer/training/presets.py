@@ -47,7 +47,7 @@ def _stdlib(
         optimizer=OptimizerConfig(learning_rate=learning_rate, warmup_steps=50, final_fraction=0.0),
         steps=steps,
         batch_size=batch_size,
-        # With None, the window length remains max_length if the user changes max_length.
+        # None means max_length, also if the user changes max_length.
         window_length=None if model.max_length == _WINDOW else _WINDOW,
         evaluate_every=500,
         checkpoint_every=500,

@@ -1,4 +1,4 @@
-"""Interval arithmetic for taint analysis: decides whether a finite number works as a mask.
+"""Interval arithmetic for taint analysis: decides whether a finite mask value hides a score.
 
 A mask value of −∞ always hides a score. A large negative number such as −10⁹ hides a score only if
 no score can compensate for this number. To decide whether a number hides a score, the rules in
@@ -9,8 +9,8 @@ in float32 if x is always below −105.
 The analysis makes one assumption: the absolute value of an element with unknown bounds is at most
 `assumed_limit`. Attention scores of trained models can be below −10⁴, so this limit is 2²⁰ for
 float32 and bfloat16. For each array, the assumed limit is at least 1,024 times the largest
-absolute value of an element. With these limits, −10⁹ works as a mask. −10⁴ works only if the
-scores are capped (tanh, clip).
+absolute value of an element. With these limits, the mask value −10⁹ hides a score. −10⁴ hides it
+only if the scores are capped (tanh, clip).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

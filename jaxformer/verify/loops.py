@@ -30,9 +30,9 @@ def marks_of_any_length(
     """Adds the taint marks of all inputs that could reach a loop's outputs in any number of steps.
 
     A batch element of the loop is *uncertain* if its number of steps depends on an input, or if its
-    values depend on an uncertain element. An uncertain element gets the taint marks that any
-    further step adds. The function repeats the last step of the loop until the taint marks no
-    longer change. Batch elements that are not uncertain keep their taint marks.
+    values depend on an uncertain element. An uncertain element also gets the taint marks that later
+    steps may add. The function repeats the last step of the loop until the taint marks no longer
+    change. Batch elements that are not uncertain keep their taint marks.
 
     Args:
         step: Maps the carry to (condition, carry) after one more step. The taint marks have the

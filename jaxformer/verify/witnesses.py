@@ -26,10 +26,10 @@ def by_taint(
 ) -> Taint:
     """Finds paths from inputs to outputs in the function's jaxpr.
 
-    Without `weights`, captured arrays that are entirely 0 are treated as weights with any values.
-    Captured arrays with some zeros are treated as constants, because they may be masks. If these
-    arrays were weights, there might be more paths. A remark states the number of additional
-    dependencies.
+    Without `weights`, arrays in the function's closure that are entirely 0 are treated as weights
+    with any values. Arrays in the closure with some zeros are treated as constants, because they
+    may be masks. If these arrays were weights, there might be more paths. A remark states the
+    number of additional dependencies.
 
     Args:
         function: Called with the inputs or, if `weights` are given, with the weights and the

@@ -160,7 +160,7 @@ def test_failed_start_of_training_keeps_an_existing_folder(kind, tmp_path, capsy
     assert (tmp_path / out).is_dir() and not list((tmp_path / "there").iterdir())
 
 
-def test_training_can_start_again_after_a_kill_before_config_json(tmp_path, capsys):
+def test_training_restarts_after_a_kill_before_config_json_is_written(tmp_path, capsys):
     """Its leftovers are accepted; a tokenizer.json without a lock may be the user's own file."""
     (tmp_path / "text.txt").write_text("the end\n" * 40)
     words = ["train", "text.txt", "--window-length", "128", "--out", "run"]

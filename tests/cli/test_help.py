@@ -97,7 +97,7 @@ def test_error_suggests_correct_spelling_of_flag_or_command(words, said, capsys)
     assert said in capsys.readouterr().err
 
 
-def test_short_help_of_train_needs_no_run_and_no_text(capsys):
+def test_short_help_of_train_is_shown_without_other_arguments(capsys):
     assert "most used" in help_of(capsys, "train", "--resume", "-h")
 
 

@@ -156,7 +156,7 @@ def test_sweep_trains_settings_listed_in_a_file_and_models_of_different_sizes(te
 
 
 @pytest.mark.slow
-def test_runs_that_need_their_own_program_are_trained_one_after_another(trained, text, capsys):
+def test_runs_with_different_programs_are_trained_one_after_another(trained, text, capsys):
     """Tuning a checkpoint with adapters of two ranks."""
     words = ["sweep", text, "--init-from", str(trained), "--vary", "lora-rank=2,4"]
     assert main([*words, "--steps", "4", "--out", "T", "--json"]) == 0

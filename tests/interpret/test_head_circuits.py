@@ -155,7 +155,7 @@ def test_copying_scores_equal_eigenvalues_of_the_full_circuit(name, seed):
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "rotary", slow=("sandwich", "shared-norm")))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, ids=st.lists(st.integers(0, 12), min_size=3, max_size=3))
-def test_token_circuits_equal_products_of_full_matrices(name, seed, ids):
+def test_circuits_between_tokens_equal_products_of_full_matrices(name, seed, ids):
     model = built(name)
     variables = tiny.weights(model, seed)
     distance = 3 * sign_of(model)

@@ -242,7 +242,7 @@ def test_attention_weights_of_encoder_decoder_on_page_equal_those_of_jax(name, o
             np.testing.assert_allclose(found, expected[layer, head].ravel(), atol=1e-5)
 
 
-def test_page_fills_masks_as_python_does(opened):
+def test_page_predicts_masked_tokens_as_python_does(opened):
     """The predictions at two masked positions, each made by the button."""
     words = ByteTokenizer.train([TEXT * 3], 270, mask=True)
     assert words.mask_token is not None

@@ -202,7 +202,7 @@ def translation_page(pages):
 
 
 @pytest.mark.parametrize("width", mostly_slow([390, 1440], 390))
-def test_names_of_layers_heads_and_parts_are_not_cut(width, pages, translation_page):
+def test_names_of_layers_heads_and_parts_are_not_truncated(width, pages, translation_page):
     tab = pages.open(translation_page, width)
     tab.click("#tab-lens")
     assert {"embedding", "layer 0", "layer 1"} <= {*tab.evaluate(DRAWN)}

@@ -246,7 +246,8 @@ def test_page_names_the_tokenizer_component_that_it_does_not_support():
         pass
 
     assert (
-        tokenizer_reason(Own(tokenizer()._backend)) == "the page has no tokenizer of the class Own"
+        tokenizer_reason(Own(tokenizer()._backend))
+        == "the page does not implement tokenizers of the class Own"
     )
     assert "from token ids" in tokenizer_data(None, config)["tokenizer_reason"]
     assert tokenizer_data(tokenizer(), config)["tokenizer"]["text"]["before"] == [0]

@@ -123,7 +123,7 @@ def leave(value, at):
 
 @few
 @given(seed=tiny.seeds, factor=st.floats(0.25, 4.0))
-def test_changed_divisor_divides_the_output_of_the_norm(seed, factor):
+def test_rms_norm_divides_by_an_edited_divisor(seed, factor):
     """If an edit multiplies the divisor by c, RMSNorm returns 1/c times its output.
 
     An edit that returns the divisor unchanged changes the logits only by rounding, and a capture

@@ -35,9 +35,9 @@ def build_recurrent_encoder_decoder(config: RecurrentEncoderDecoderConfig) -> Mo
     after the last source token.
 
     The input kernels of the first layers are drawn from N(0, 1/dim), although token vectors have a
-    standard deviation of 1/√dim. With larger input kernels, as in the recurrent language model, the
-    encoder-decoder learned the phrases of experiments/translate.py less accurately at every
-    learning rate tried.
+    standard deviation of 1/√dim. With larger initial input kernels, as in the recurrent language
+    model, the encoder-decoder learned the phrases of experiments/translate.py less accurately at
+    every learning rate tried.
     """
     layers = [_layer(config, number) for number in range(config.num_layers)]
     if config.attends:

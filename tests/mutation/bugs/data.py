@@ -111,13 +111,13 @@ BUGS = (
         "a process reads whole micro-batches, not a share of each",
         "training.batch:Share.indices",
         of_one_batch,
-        f"{WINDOWS}::test_window_batches_of_all_processes_form_the_batch_of_one_process",
+        f"{WINDOWS}::test_concatenated_window_batches_of_processes_equal_the_batch_of_one_process",
     ),
     Bug(
         "each process masks with its own key",
         "training.tasks.masked_tokens:MaskedBatches._hidden",
         of_own_key,
-        f"{PACKING}::test_packed_batches_of_all_processes_form_the_batch_of_one_process",
+        f"{PACKING}::test_concatenated_packed_batches_of_processes_equal_the_batch_of_one_process",
     ),
     Bug(
         "duplicate documents are not removed",

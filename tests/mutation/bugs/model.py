@@ -86,7 +86,7 @@ BUGS = (
             "norm.divide(own, x, hook(point, norm.divisor(own, x)))",
             "norm(own, x)",
         ),
-        f"{POINTS}::test_changed_divisor_divides_the_output_of_the_norm",
+        f"{POINTS}::test_rms_norm_divides_by_an_edited_divisor",
     ),
     Bug(
         "the divisor of LayerNorm is that of RMSNorm",

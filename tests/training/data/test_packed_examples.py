@@ -141,7 +141,7 @@ def _batches(**options):
     return PackedBatches(Examples.join(found), LENGTH, 2, 3, **options)
 
 
-def test_example_batches_of_all_processes_form_the_batch_of_one_process():
+def test_concatenated_example_batches_of_processes_equal_the_batch_of_one_process():
     whole, parts = _batches(), [_batches(share=Share(i, 2)) for i in range(2)]
     for _ in range(12):
         expected = next(whole)

@@ -92,7 +92,7 @@ def test_loss_of_packed_documents_equals_loss_of_documents_alone(name):
 
 
 @pytest.mark.parametrize("name", mostly_slow(("llama", "encoder"), "llama"))
-def test_packed_batches_of_all_processes_form_the_batch_of_one_process(name):
+def test_concatenated_packed_batches_of_processes_equal_the_batch_of_one_process(name):
     model, _ = _model(name)
     texts = [[1, 2, 3] * 9, [4, 5, 6, 7], [8] * 20]
     how = {"batch_size": 4, "accumulate": 2}

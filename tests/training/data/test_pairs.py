@@ -123,7 +123,7 @@ def test_pair_batches_reject_invalid_pairs():
     count=st.sampled_from([1, 2, 3]),
     accumulate=st.sampled_from([1, 2]),
 )
-def test_pair_batches_of_all_processes_form_the_batch_of_one_process(
+def test_concatenated_pair_batches_of_processes_equal_the_batch_of_one_process(
     pairs, seed, count, accumulate
 ):
     def read(share):

@@ -191,7 +191,9 @@ def test_order_of_windows_is_the_same_in_every_jaxformer_version():
 
 
 @given(shapes, st.integers(1, 3), st.integers(1, 3))
-def test_window_batches_of_all_processes_form_the_batch_of_one_process(shape, count, accumulate):
+def test_concatenated_window_batches_of_processes_equal_the_batch_of_one_process(
+    shape, count, accumulate
+):
     """This holds for any number of processes, and a run may continue with a different number."""
     num_tokens, length, size, seed = shape
     assume(num_tokens > length)

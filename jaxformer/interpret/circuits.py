@@ -46,7 +46,7 @@ from jaxformer.functional.trees import Weights
 from jaxformer.interpret.edges import EdgeState, compare
 from jaxformer.interpret.graph import INPUTS, LAYER_RECEIVERS, Edge, Graph, model_graph
 from jaxformer.interpret.layers import by_layer, self_attention_layer
-from jaxformer.interpret.patching import AnyMetric, metric_of_hidden
+from jaxformer.interpret.patching import AnyMetric, fraction_of_gap, metric_of_hidden
 from jaxformer.interpret.streams import (
     POINTS,
     Stream,
@@ -82,12 +82,12 @@ class CircuitSweep(NamedTuple):
     @property
     def faithfulness(self) -> Float[np.ndarray, " circuits"]:
         """The fraction of `clean` − `corrupted` that each circuit restores; NaN if it is 0."""
-        return (self.metrics - self.corrupted) / (self.clean - self.corrupted)
+        return fraction_of_gap(self.metrics - self.corrupted, self.clean, self.corrupted)
 
     @property
     def completeness(self) -> Float[np.ndarray, " circuits"]:
         """The faithfulness of each complement; 0 if the other edges restore nothing."""
-        return (self.complements - self.corrupted) / (self.clean - self.corrupted)
+        return fraction_of_gap(self.complements - self.corrupted, self.clean, self.corrupted)
 
 
 def evaluate_circuits(

@@ -206,6 +206,13 @@ class Grid:
         return where
 
 
+def fraction_of_gap(
+    values: Float[np.ndarray, "*shape"], clean: float, corrupted: float
+) -> Float[np.ndarray, "*shape"]:
+    """Returns `values` / (`clean` − `corrupted`); NaN if both metrics are equal."""
+    return values / ((clean - corrupted) or np.nan)
+
+
 def is_at(index: Int[Array | np.ndarray, ""], size: int) -> Bool[Array, " size"]:
     """Returns a mask [size] that is True only at `index`, or everywhere if `index` is −1."""
     return (jnp.arange(size, dtype=jnp.int32) == index) | (index < 0)

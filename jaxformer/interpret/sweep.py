@@ -57,6 +57,7 @@ from jaxformer.interpret.patching import (
     checked_grid,
     checked_metric,
     checked_pair,
+    fraction_of_gap,
     is_at,
     measure,
     pad_sites,
@@ -99,8 +100,11 @@ class Sweep(NamedTuple):
 
     @property
     def recovered(self) -> Float[np.ndarray, "..."]:
-        """The effects divided by `clean` − `corrupted`; 1 if a patch restores the clean metric."""
-        return self.effects / (self.clean - self.corrupted)
+        """The effects divided by `clean` − `corrupted`; 1 if a patch restores the clean metric.
+
+        NaN if `clean` equals `corrupted`.
+        """
+        return fraction_of_gap(self.effects, self.clean, self.corrupted)
 
 
 class SweepState(NamedTuple):

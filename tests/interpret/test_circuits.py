@@ -18,6 +18,7 @@ from jaxformer.interpret import (
 )
 from jaxformer.interpret.circuits import CircuitSweep, run_circuits
 from jaxformer.interpret.graph import model_graph
+from jaxformer.interpret.sweep import Sweep
 from tests.errors import error_of
 from tests.interpret import numpy_graph
 from tests.interpret.test_edge_attribution import MODELS, setup
@@ -145,6 +146,13 @@ def test_faithfulness_and_completeness_are_fractions_of_clean_minus_corrupted():
     found = CircuitSweep(np.array([3.0, 1.0]), np.array([1.5, 2.0]), 5.0, 1.0)
     np.testing.assert_array_equal(found.faithfulness, [0.5, 0.0])
     np.testing.assert_array_equal(found.completeness, [0.125, 0.25])
+
+
+def test_fractions_are_nan_without_a_warning_if_clean_equals_corrupted():
+    circuits = CircuitSweep(np.array([3.0, 1.0]), np.array([1.5, 1.0]), 1.0, 1.0)
+    sweep = Sweep(np.array([2.0, 0.0]), 1.0, 1.0, ("layer",))
+    for found in (circuits.faithfulness, circuits.completeness, sweep.recovered):
+        assert np.isnan(found).all()
 
 
 def test_error_of_evaluating_circuits_names_the_circuit_and_the_edge():

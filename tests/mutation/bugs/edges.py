@@ -146,7 +146,10 @@ BUGS = (
     Bug(
         "the faithfulness is a fraction of the clean metric instead of the difference",
         "interpret.circuits:CircuitSweep.faithfulness",
-        Replace("self.clean - self.corrupted", "self.clean"),
+        Replace(
+            "fraction_of_gap(self.metrics - self.corrupted, self.clean, self.corrupted)",
+            "fraction_of_gap(self.metrics - self.corrupted, self.clean, 0.0)",
+        ),
         SHARES,
     ),
     Bug(

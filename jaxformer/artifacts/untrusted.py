@@ -52,9 +52,10 @@ LONGEST_PIECE = 8192
 # before the split must be the same.
 _CONTEXT = 240
 _AFTER = (_CONTEXT - 1, _CONTEXT // 2)
-# To test a pattern, strings are repeated `_EXPONENTIAL` or `_CUBIC` times. With `_EXPONENTIAL`
-# repetitions, a pattern runs for minutes if it takes exponential time. With `_CUBIC` repetitions,
-# a pattern runs for 0.5 to 2 s in cubic time, and for 1 to 30 ms in quadratic time.
+# To test a pattern, strings are repeated `_EXPONENTIAL` or `_CUBIC` times. A pattern that
+# takes exponential time runs for minutes on a string of `_EXPONENTIAL` repetitions. On a string of
+# `_CUBIC` repetitions, a pattern runs for 0.5 to 2 s in cubic time, and for 1 to 30 ms in quadratic
+# time.
 _EXPONENTIAL, _CUBIC = 48, 1024
 _SECONDS = 0.25
 _CHARACTERS = ("a", "A", "漢", "0", " ", "\n", ".", "_", "'")

@@ -190,7 +190,7 @@ def _about_unknown(names: list[str], flags: list[Flag], verb: str) -> str:
 
 
 def read_values(flags: list[Flag], words: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Converts the words of flags to values; raises ValueError for an invalid word."""
+    """Converts the texts after the flags to values; raises ValueError for an invalid text."""
     known = {flag.key: flag for flag in flags}
     return {key: read_value(known[key].name, known[key].hint, words[key]) for key in words}
 

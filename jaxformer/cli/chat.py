@@ -95,7 +95,7 @@ class Chat:
     def answer(self, question: str, write: Callable[[str], Any]) -> None:
         """Writes the answer to a question while it is generated.
 
-        Ctrl-C stops the answer. The conversation keeps what was written.
+        Ctrl-C stops the answer. The conversation then contains the part that was written.
 
         Raises:
             ValueError: The question is too long for the model, even without earlier messages.

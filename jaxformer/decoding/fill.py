@@ -77,7 +77,7 @@ def fill(
         result = _most_probable(model, variables, tokens, segment_ids, top_k)
         best, probabilities = map(to_host, result)
         broken = np.isnan(probabilities).any(axis=(1, 2))
-        # Prepend `at` entries, so that the error message contains the index in `texts`.
+        # The padding shifts the indices, so that the error message contains the index in `texts`.
         check_finite_logits(np.pad(broken, (at, 0)), variables)
         for index, ids in enumerate(some):
             places = np.flatnonzero(ids == mask_token)

@@ -56,8 +56,8 @@ def own_gradient(
         output, residuals = forward(*primals)
         return output, _tangent(derived, backward, output, residuals, primals, tangents)
 
-    # Inside `shard_map`, `vary_alike` makes every argument vary over the mesh axes of all
-    # arguments. Therefore JAX sums the gradient of a replicated argument over the devices.
+    # Inside `shard_map`, `vary_alike` makes every argument vary over each mesh axis over which any
+    # argument varies. Therefore JAX sums the gradient of a replicated argument over the devices.
     return lambda *arguments: differentiable(*vary_alike(*arguments))
 
 

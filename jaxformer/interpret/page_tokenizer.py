@@ -44,7 +44,7 @@ def tokenizer_reason(tokenizer: Tokenizer | None) -> str | None:
 
 
 def tokenizer_data(tokenizer: Tokenizer | None, config: ModelConfig) -> dict[str, Any]:
-    """Returns the entry "tokenizer" of a page's data or, without one, "tokenizer_reason".
+    """Returns the entry "tokenizer" of a page's data, or "tokenizer_reason" if it has none.
 
     Args:
         tokenizer: The tokenizer of the model.

@@ -68,9 +68,10 @@ class Inputs(NamedTuple):
     origin: Origin | None = None
 
 
-# Default peak learning rate of each optimizer. Adafactor scales its updates by the size of the
-# parameters, so its rate is larger: at most 0.01 in Shazeer & Stern 2018, §8. Lion needs a third of
-# AdamW's rate (Chen et al. 2023, §5). Muon's updates are scaled to the size of Adam's updates.
+# Default peak learning rate of each optimizer. Adafactor multiplies its updates by the size of the
+# parameters, so it needs a larger rate (Shazeer & Stern 2018, §8 use up to 0.01). Lion needs a
+# third of AdamW's rate (Chen et al. 2023, §5). Muon's updates are scaled to the size of those of
+# Adam.
 LEARNING_RATES = {"adamw": 6e-4, "lion": 2e-4, "adafactor": 0.01, "muon": 6e-4}
 
 

@@ -119,8 +119,8 @@ def parity(
     options |= {"sampler": Sampler(temperature=0.0), "constraints": Constraints()}
     prompts = [start.tolist()]
     (tokens,) = generate(model, variables, prompts, max_new_tokens=max_new_tokens, **options).tokens
-    # `same` counts the predictions before the first difference. After a difference, transformers
-    # would have generated another text.
+    # `same` counts the predictions before the first difference. After it, transformers would
+    # have continued another text, so later predictions are not comparable.
     text = torch.tensor(np.concatenate([start, tokens])[None])
     inputs["decoder_input_ids" if read else "input_ids"] = text
     with torch.no_grad():

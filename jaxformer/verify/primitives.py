@@ -120,7 +120,7 @@ def _each(equation: Equation) -> Found:
 
 
 def _behind(equation: Equation) -> Found:
-    """Taint rule of primitives that split elements into new last axes, or merge the last axes."""
+    """Taint rule of primitives that split each element along a new last axis, or do the inverse."""
     rank = np.ndim(equation.outputs[0])
     return [m.union(*(m.with_rank(x.marks, rank) for x in equation.inputs))]
 

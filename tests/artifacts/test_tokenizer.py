@@ -45,7 +45,7 @@ def test_subwords_tokenizer_can_lowercase_its_text():
     assert lowercased(theirs).special == theirs.special
 
 
-def test_only_tokenizer_template_adds_tokens_before_a_text():
+def test_tokens_before_a_text_are_added_only_by_the_template_of_the_post_processor():
     """The bos_token_id in config.json begins new documents, but not texts."""
     for template, before in (("$A", []), ("<s> $A", [1]), ("<b> <s> $A", [3, 1])):
         backend = tokenizers.Tokenizer(

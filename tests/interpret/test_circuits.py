@@ -69,7 +69,7 @@ def test_all_edges_give_the_clean_metric_and_no_edges_the_corrupted_metric(name,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_complement_of_one_edge_equals_patching_this_edge_in_the_clean_run(name):
+def test_circuit_of_all_edges_but_one_equals_clean_run_with_that_edge_patched(name):
     model, variables, clean, corrupted = setup(MODELS[name], 3)
     edges = model_edges(model)[::3]
     circuits = [[edge] for edge in edges]

@@ -19,7 +19,7 @@ from jaxformer.artifacts.chat.sandbox import render
 from jaxformer.artifacts.files import parse_json
 from jaxformer.artifacts.tokenizer_files import CONFIG, MAP, TEMPLATE, TEMPLATES
 
-# Unicode's characters for private use. Those that no text contains become marks.
+# Unicode's characters for private use. Characters that no text contains serve as placeholders.
 _PRIVATE = range(0xE000, 0xF900)
 # The names of special tokens that a template may use.
 _SPECIAL_TOKENS = tuple(

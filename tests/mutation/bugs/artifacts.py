@@ -258,7 +258,7 @@ BUGS = (
         "a text begins with a token that the tokenizer does not add",
         "artifacts.subwords:Subwords.text_opening",
         then(lambda ids: ids or [1]),
-        "artifacts/test_tokenizer.py::test_only_tokenizer_template_adds_tokens_before_a_text",
+        "artifacts/test_tokenizer.py::test_tokens_before_a_text_are_added_only_by_the_template_of_the_post_processor",
     ),
     Bug(
         "a line of a sample counts as the header of the next sample",

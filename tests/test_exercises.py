@@ -32,7 +32,7 @@ def graded(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exercise", EXERCISES)
-def test_solutions_get_all_points(exercise):
+def test_exercise_solutions_get_all_points(exercise):
     status, points, total, said = graded(FOLDER / "solutions" / f"{exercise}.py")
     assert status == 0, said
     assert len(points) >= 6 and all(got == most for got, most in points.values())
@@ -41,7 +41,7 @@ def test_solutions_get_all_points(exercise):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exercise", EXERCISES)
-def test_notebooks_with_gaps_get_no_points(exercise):
+def test_exercise_notebooks_with_unfilled_gaps_get_no_points(exercise):
     status, points, total, said = graded(FOLDER / f"{exercise.replace('_', '-')}.ipynb")
     assert status == 1, said
     assert len(points) >= 6 and total[0] == 0 < total[1]
@@ -83,7 +83,7 @@ def install(clone, monkeypatch):
     return commands
 
 
-def test_first_cell_of_each_notebook_installs_the_clone_that_contains_it(monkeypatch):
+def test_first_cell_of_each_notebook_installs_the_repository_clone_that_contains_it(monkeypatch):
     commands = install(None, monkeypatch)
     assert len(commands) == len(EXERCISES)
     for command in commands:
@@ -92,14 +92,16 @@ def test_first_cell_of_each_notebook_installs_the_clone_that_contains_it(monkeyp
         assert (FOLDER / folder).resolve() == PROJECT
 
 
-def test_first_cell_explains_a_missing_clone(tmp_path, monkeypatch):
+def test_first_notebook_cell_raises_an_error_if_the_repository_clone_is_missing(
+    tmp_path, monkeypatch
+):
     (tmp_path / "a" / "b").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match=r"CLONE is '../..', but .* is not a clone"):
         install(tmp_path / "a" / "b", monkeypatch)
 
 
 @pytest.mark.slow
-def test_edit_that_keeps_induction_and_config_that_worsens_all_tokens_get_no_points(tmp_path):
+def test_exercise_answers_that_keep_induction_or_worsen_all_tokens_get_no_points(tmp_path):
     """The edit removes one of two induction heads. The config removes the previous-token heads."""
     source = (FOLDER / "solutions" / "induction_heads.py").read_text()
     for old, new in (
@@ -134,7 +136,7 @@ def test_grader_names_a_file_that_it_cannot_read(text, message, tmp_path, monkey
         Submission(path)
 
 
-def test_failed_cell_does_not_stop_later_cells(tmp_path, monkeypatch):
+def test_failing_notebook_cell_does_not_stop_later_cells(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     from student import Submission
 

@@ -18,6 +18,6 @@ def test_each_mutation_bug_is_in_exactly_one_part_and_parts_have_similar_sizes(c
 
 
 @pytest.mark.parametrize("text", ["2", "0/3", "4/3", "1/0", "a/b"])
-def test_invalid_part_of_the_tests_is_rejected(text):
+def test_invalid_value_of_the_pytest_part_option_is_rejected(text):
     with pytest.raises(ArgumentTypeError, match=f"'{text}' must be K/N"):
         part(text)

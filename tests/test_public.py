@@ -63,7 +63,7 @@ def parts(path):
         found = getattr(found, name)
 
 
-def test_every_documented_import_is_also_a_listed_attribute():
+def test_every_name_imported_in_the_docs_is_listed_by_dir():
     """The pages write `from jaxformer.training.step import make_step`; users may write `jf.…`.
 
     functional, interpret and verify list no modules (`verify.rules` is one).
@@ -79,7 +79,7 @@ def test_every_documented_import_is_also_a_listed_attribute():
 
 
 @pytest.mark.slow
-def test_names_of_each_module_are_found_after_a_fresh_import():
+def test_a_name_of_each_module_can_be_accessed_first_after_a_fresh_import():
     """Each name can be imported before all other names."""
     paths = [*{x.rpartition(".")[0]: x for x in (*NAMES, *documented_imports())}.values()]
     code = f"""
@@ -109,7 +109,7 @@ def test_every_name_of_a_package_has_its_own_docstring(path):
 
 
 @pytest.mark.parametrize("package", LISTED)
-def test_stub_of_a_package_lists_the_names_for_editors(package):
+def test_type_stub_of_each_package_lists_exactly_its_public_names(package):
     stub = Path(package.__file__).with_suffix(".pyi")
     if stub.exists():
         tree = ast.parse(stub.read_text()).body

@@ -21,7 +21,7 @@ WORDS = st.sampled_from(["a1", "b,", "'s", " ", "\n", "é", "7", "#x", "  ", "_"
 
 
 @given(st.lists(WORDS, max_size=30).map("".join), st.integers(1, 5), st.integers(0, 6))
-def test_cutting_text_into_pieces_does_not_change_tokens(text, length, longest):
+def test_cutting_text_at_word_boundaries_does_not_change_tokens(text, length, longest):
     """Splitting preserves tokens unless letters, digits and signs alternate without a boundary."""
     tokenizer = foreign.tokenizer()
     with pytest.MonkeyPatch.context() as patch:

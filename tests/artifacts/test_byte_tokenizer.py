@@ -65,7 +65,9 @@ def test_encode_many_equals_encoding_each_text(many):
 
 @many_cases
 @given(texts, st.integers(1, 5), st.integers(1, 9))
-def test_splitting_long_text_preserves_tokens(text, piece_length, part):
+def test_encoding_text_that_arrives_in_pieces_gives_the_tokens_of_the_whole_text(
+    text, piece_length, part
+):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenizer_module, "_PIECE_LENGTH", piece_length)
         assert "".join(LEARNT.pieces([text])) == text
@@ -85,7 +87,7 @@ def test_long_texts_are_cut_into_pieces_before_encoding(monkeypatch):
 
 @many_cases
 @given(ids)
-def test_decoding_equals_tokenizers_library(sequence):
+def test_decoded_text_equals_that_of_the_tokenizers_library(sequence):
     assert LEARNT.decode(sequence) == LEARNT._backend.decode(sequence)
 
 

@@ -80,7 +80,9 @@ def test_checkpoint_is_unaffected_by_later_array_changes(tmp_path):
     ("where", "what"),
     [(AsyncCheckpointer, "_save_step_metadata"), (checkpoint, "write_digests")],
 )
-def test_error_of_background_save_is_raised(tmp_path, monkeypatch, where, what, late):
+def test_error_of_a_background_save_is_raised_at_the_next_save_or_wait_or_exit(
+    tmp_path, monkeypatch, where, what, late
+):
     """The next save, a wait or the end of the context raises the error of a failed save.
 
     The previous checkpoint is then the last undamaged checkpoint. A new writer can save, and

@@ -149,7 +149,7 @@ def test_json_writer_rejects_nan(content):
             json_text(content)
 
 
-def test_only_one_module_writes_json_besides_the_filter_of_chat_templates():
+def test_json_is_written_only_by_the_files_module_and_the_chat_template_sandbox():
     package = Path(jaxformer.__file__).parent
     writers = [p for p in package.rglob("*.py") if re.search(r"json\.dumps?\(", p.read_text())]
     assert sorted(path.name for path in writers) == ["files.py", "sandbox.py"]

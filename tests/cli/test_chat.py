@@ -52,14 +52,14 @@ def say(talker, asked, monkeypatch, capsys):
     return run
 
 
-def test_each_answer_continues_the_conversation_so_far(say, asked):
+def test_chat_prompt_contains_all_previous_messages_until_the_conversation_is_cleared(say, asked):
     (first, *_), (whole, *_) = say("a\n"), say("a\nb\n\n/clear\nc\n")
     answer = first.removesuffix("\n")
     assert whole.startswith(first) and len(whole) > len(first)
     assert asked == ["u:a|", f"u:a|a:{answer}|u:b|", "u:c|"]
 
 
-def test_template_receives_the_system_message_and_joined_continuation_lines(say, asked):
+def test_chat_passes_the_system_message_and_joined_continuation_lines_to_the_template(say, asked):
     say("a\\\nb\n/exit\nc\n", "--system", "hi")
     assert asked == ["s:hi|u:a\nb|"]
 
@@ -75,12 +75,12 @@ def test_oldest_messages_are_forgotten_if_there_is_no_room(say, asked):
         assert f"u:{before}|" in prompt
 
 
-def test_message_without_room_for_an_answer_is_an_error(talker, monkeypatch, capsys):
+def test_chat_message_that_leaves_no_room_for_an_answer_is_rejected(talker, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("x = 1 " * 50 + "\n"))
     refused(capsys, ["chat", talker], "leaves no room for an answer")
 
 
-def test_interrupt_stops_the_answer_and_keeps_what_was_written(say, monkeypatch):
+def test_keyboard_interrupt_stops_a_chat_answer_but_keeps_the_text_written_so_far(say, monkeypatch):
     def interrupted(self, prompt, on_tokens):
         if "u:b" not in self.generator.tokenizer.decode(prompt):
             on_tokens([self.generator.tokenizer.encode("half")])
@@ -102,7 +102,7 @@ def test_model_without_a_chat_template_is_refused(trained, capsys):
     refused(capsys, ["chat", trained], "has no chat template")
 
 
-def test_answers_are_limited_to_a_grammar(say, tmp_path):
+def test_chat_answers_follow_a_regex_or_json_schema(say, tmp_path):
     pytest.importorskip("llguidance", reason="grammars need llguidance, which is not installed")
     out, _ = say("a\nb\n", "--regex", "[xy]=3")
     assert all(line in ("x=3", "y=3") for line in out.splitlines())

@@ -139,7 +139,7 @@ def test_a_diverged_run_does_not_dominate_the_loss_curves(run, capsys, monkeypat
     assert "loss up to" in labels[1]
 
 
-def test_loss_axes_of_compare_show_every_loss_if_no_run_diverged(run, capsys, monkeypatch):
+def test_loss_plot_of_compare_shows_every_loss_if_no_run_diverged(run, capsys, monkeypatch):
     runs = [run(name, CONFIG, *np.linspace(first, 2.0, 50)) for name, first in (("a", 5), ("b", 9))]
     _, figure, _ = figure_of(monkeypatch, capsys, *runs)
     for axes in figure.axes[:2]:

@@ -56,7 +56,9 @@ def said(capsys, words):
 @pytest.mark.parametrize(
     ("verb", "words"), [("generate", ["--max-new-tokens", "9"]), ("evaluate", [__file__, "--json"])]
 )
-def test_a_damaged_checkpoint_is_named_and_skipped(older, hurt, verb, words, capsys):
+def test_generate_and_evaluate_name_a_damaged_checkpoint_and_use_the_previous_one(
+    older, hurt, verb, words, capsys
+):
     found, (warning,) = said(capsys, [verb, hurt, *words])
     assert (found, []) == said(capsys, [verb, older, *words])
     assert warning.startswith(f"jaxformer: warning: {hurt}/checkpoints/12 is damaged: params/")

@@ -1,9 +1,9 @@
 """Every option of every verb acts or is refused: one table says in which modes.
 
-An option that is missing here fails `test_option_table_of_each_command_contains_every_option`. A
-row in `ACTS` states that the option acts in every mode of its verb. A row in `SOMETIMES` gives
-command lines with which it acts and command lines with which it is refused, because nothing would
-read it.
+`test_option_effects_are_tested_for_every_option_of_each_command` fails if an option has no row.
+A row in `ACTS` states that the option acts in every mode of its verb. A row in `SOMETIMES` gives
+command lines with which the option acts, and command lines with which it is refused because it
+would have no effect.
 """
 
 import keyword
@@ -246,7 +246,7 @@ def option_in(row):
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_option_table_of_each_command_contains_every_option(verb):
+def test_option_effects_are_tested_for_every_option_of_each_command(verb):
     always, sometimes = set(ACTS[verb].split()), set(map(option_in, SOMETIMES.get(verb, ())))
     assert always | sometimes == options_of(verb)
     assert not always & sometimes

@@ -103,7 +103,7 @@ def test_a_run_interrupted_at_any_step_resumes_exactly(kind, inputs, monkeypatch
 
 
 @pytest.mark.parametrize("kind", mostly_rare(KINDS, "encoder", "encoder-decoder"))
-def test_evaluate_gives_the_result_of_the_last_evaluation_of_training(
+def test_evaluate_on_held_out_data_gives_the_last_scores_of_training_for_every_model_kind(
     kind, inputs, tmp_path, capsys
 ):
     """`evaluate` scores all held-out data from a file, with the run's seed and settings.

@@ -138,7 +138,7 @@ def save_own_model(folder, **options):
     return model.apply(variables, tokens)
 
 
-def test_untrusted_folder_is_opened_by_no_command_and_imports_nothing(module, capsys):
+def test_no_command_opens_an_untrusted_folder_or_imports_its_modules(module, capsys):
     save_own_model("saved")
     for words in (
         "generate saved a",
@@ -162,7 +162,7 @@ def test_untrusted_folder_is_opened_by_no_command_and_imports_nothing(module, ca
 
 
 @pytest.mark.parametrize("content", [{}, {"class": "FunctionMask", "allows": None}])
-def test_section_that_names_no_function_is_refused_with_its_path(content):
+def test_config_section_that_names_no_user_defined_function_is_rejected_with_its_path(content):
     with pytest.raises(ValueError, match=r"config\.json: mask is .*, which flags cannot describe"):
         read_own_names({"mask": content}, Path("config.json"))
 
@@ -178,7 +178,7 @@ def test_trusted_folder_is_loaded_with_its_functions(module):
     assert passed.model == loaded.model
 
 
-def test_functions_that_the_caller_passes_are_not_imported(module):
+def test_load_uses_functions_passed_by_the_caller_instead_of_importing_functions(module):
     """A folder that names another module gets the function of the caller."""
     save_own_model("saved")
     content = Path("saved/config.json").read_text()
@@ -190,7 +190,7 @@ def test_functions_that_the_caller_passes_are_not_imported(module):
         jf.load("saved", trust_code=True)
 
 
-def test_trusted_name_must_refer_to_what_the_folder_says_it_is(module):
+def test_name_in_a_trusted_folder_must_refer_to_a_valid_class_or_function(module):
     save_own_model("saved")
     content = json.loads(Path("saved/config.json").read_text())
     for section, reason in (
@@ -206,7 +206,9 @@ def test_trusted_name_must_refer_to_what_the_folder_says_it_is(module):
 
 
 @pytest.mark.parametrize("preset", ["stdlib", "shakespeare"])
-def test_config_of_a_run_with_own_functions_has_the_parameters_of_its_model(preset, module):
+def test_run_config_with_user_defined_functions_has_the_parameter_count_of_its_model(
+    preset, module
+):
     """The presets have gated activations, rotary positions and tables of learned positions."""
     words = ["text.py", "--preset", preset, *FLAGS, "--num-layers", "1"]
     config = read_new_run(words, read_selection(words)).arguments.training.model
@@ -219,7 +221,7 @@ def size_of(model):
 
 
 @pytest.mark.slow
-def test_run_with_own_functions_is_trained_resumed_and_opened(module, capsys):
+def test_run_with_user_defined_functions_is_trained_resumed_and_loaded(module, capsys):
     """Training, resuming and loading use the functions of the command line."""
     words = ["train", "text.py", *SETTINGS, *FLAGS, "--out", "run"]
     assert main([*words[:-2], "--steps", "5", "--out", "run"]) == 0
@@ -258,7 +260,7 @@ def test_run_with_own_functions_is_trained_resumed_and_opened(module, capsys):
 
 
 @pytest.mark.slow
-def test_saved_model_with_own_functions_can_be_fine_tuned(module):
+def test_saved_model_with_user_defined_functions_can_be_fine_tuned(module):
     """The config of the saved model has a gated activation, which the user's function replaces."""
     save_own_model("saved", activation="swiglu", positions="learned")
     words = ["--init-from", "saved", "--trust-code", "--steps", "1", "--out", "tuned"]
@@ -269,7 +271,7 @@ def test_saved_model_with_own_functions_can_be_fine_tuned(module):
 
 
 @pytest.mark.slow
-def test_sweep_and_compare_show_the_names_of_own_functions(module, capsys):
+def test_sweep_and_compare_show_the_names_of_user_defined_functions(module, capsys):
     vary = ["--vary", "own-activation=None,named_parts:squared_relu", "--vary", "seed=0,1"]
     words = [*SETTINGS, "--num-layers", "1", "--activation", "relu"]
     assert "no effect" in refused(["sweep", "text.py", *vary, *words, "--out", "S"], capsys)

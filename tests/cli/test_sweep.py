@@ -201,7 +201,9 @@ def test_invalid_sweeps_are_rejected_before_any_folder_is_written(capsys, tmp_pa
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_folder_with_another_sweep_or_other_files_is_rejected(capsys, tmp_path):
+def test_sweep_rejects_an_output_folder_that_contains_another_sweep_or_other_files(
+    capsys, tmp_path
+):
     Path("S").mkdir()
     Path("S/notes.txt").write_text("mine")
     assert main(["sweep", "--vary", "seed=0,1", "--out", "S"]) == 2

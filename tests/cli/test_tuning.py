@@ -94,7 +94,9 @@ def test_preference_trained_model_prefers_better_answers_and_training_can_be_res
     assert main(["generate", "out", "--prompt", "def f0(x):", "--max-new-tokens", "4"]) == 0
 
 
-def test_resume_error_names_the_missing_file_of_answer_scores(files, trained, capsys):
+def test_resume_error_of_preference_training_names_the_missing_answer_score_file(
+    files, trained, capsys
+):
     assert tune(trained, "preference", "out") == 0
     (files / "out" / "tokens" / "train.scores.npy").unlink()
     refused(capsys, ["train", "--resume", "--out", "out", "--steps", "8"], "train.scores.npy")
@@ -121,7 +123,7 @@ def test_fine_tuning_formats_records_with_the_given_chat_template(files, trained
     assert (files / "out" / "chat_template.jinja").read_text() == template
 
 
-def test_interrupted_tuning_resumes_with_the_same_batches(files, trained):
+def test_fine_tuning_resumed_with_more_steps_ends_at_the_requested_step(files, trained):
     assert tune(trained, "completion", "whole") == 0
     assert tune(trained, "completion", "part", "--steps", "3", "--schedule", "linear") == 0
     assert tune(trained, "completion", "again", "--schedule", "linear") == 0
@@ -202,7 +204,7 @@ def test_fine_tuning_leaves_the_base_model_files_unchanged(files, trained):
     assert files_below(trained) == before
 
 
-def test_help_shows_the_flags_of_tuning(files, trained, capsys):
+def test_train_help_with_init_from_shows_the_fine_tuning_flags(files, trained, capsys):
     with pytest.raises(SystemExit):
         main(["train", "completion.jsonl", "--init-from", str(trained), "--help"])
     assert "--loss-on" in capsys.readouterr().out

@@ -35,7 +35,9 @@ def test_run_folder_contains_metrics_and_picture_and_samples_and_checkpoints(tra
     assert folder.tokenizer.exists()
 
 
-def test_evaluate_agrees_with_the_last_evaluation_of_training(trained, tmp_path, capsys):
+def test_evaluate_on_the_held_out_text_gives_the_last_bits_per_byte_of_training(
+    trained, tmp_path, capsys
+):
     """`evaluate` scores the same held-out bytes from a text file."""
     folder = RunFolder(trained)
     checkpoint = jf.load(trained)
@@ -164,7 +166,9 @@ def test_resuming_a_finished_run_for_more_steps_keeps_the_metrics(trained, tmp_p
 
 
 @pytest.mark.slow
-def test_a_run_stopped_at_its_last_step_is_evaluated_once(trained, tmp_path):
+def test_resuming_a_run_that_stopped_before_its_final_evaluation_evaluates_it_once(
+    trained, tmp_path
+):
     """A run stopped at its last step without a final score is scored once when it is resumed.
 
     Resuming it again does not score it a second time.

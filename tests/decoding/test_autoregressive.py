@@ -97,7 +97,7 @@ def test_logits_of_cached_chunks_equal_single_pass(name, seed, segment_ids, chun
 
 @each_kind
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
-def test_logits_of_packed_document_equal_those_of_document_alone(name, seed, segment_ids):
+def test_packed_document_has_the_logits_of_a_separate_document(name, seed, segment_ids):
     """A document inside a packed, padded batch has the logits of the document alone.
 
     The document alone is at the start of its sequence, where later tokens have no effect.

@@ -103,7 +103,9 @@ def expected(constraints, scores, words, prompt, step, last_step, stops, read):
 
 @pytest.mark.slow
 @given(CONSTRAINTS, st.integers(0, 2**31), st.integers(0, 5), SOME, st.booleans())
-def test_decoding_constraints_equal_python_reference(constraints, seed, step, stops, has_source):
+def test_decoding_constraints_change_scores_like_a_python_reference(
+    constraints, seed, step, stops, has_source
+):
     """Prompts and sources have different lengths and are padded on the left."""
     random = np.random.default_rng(seed)
     prompts = random.integers(1, SLOTS - 5, BATCH)

@@ -154,7 +154,7 @@ def test_generate_follows_a_grammar_that_a_user_wrote():
 
 
 @pytest.mark.slow
-def test_constraints_are_ignored_if_they_exclude_every_token_that_a_grammar_allows():
+def test_constraint_that_excludes_every_token_allowed_by_the_grammar_is_ignored():
     """The text is complete after two letters, but min_new_tokens excludes the stop token."""
     texts = generated(
         regular_expression(SMALL, "ab"), number=1, constraints=jf.Constraints(min_new_tokens=9)

@@ -38,7 +38,7 @@ def test_nan_weights_raise_error_that_names_the_weights(name, seed, which, ready
 
 
 @pytest.mark.slow
-def test_error_distinguishes_overflow_from_nan_weights():
+def test_error_for_overflowing_logits_says_that_all_weights_are_finite():
     """If finite weights overflow to infinite logits, the error says that all weights are finite."""
     model = tiny.build()
     variables = jax.tree.map(lambda x: 1e30 * x, tiny.weights(model, 0))

@@ -33,7 +33,9 @@ def valley(best: int, diverges_from: int):
 
 
 @given(best=st.integers(-4, 4), margin=st.integers(1, 9), start=st.integers(-2, 2))
-def test_search_ends_with_the_best_rate_between_two_worse_neighbours(best, margin, start):
+def test_learning_rate_search_ends_when_both_neighbours_of_the_best_rate_are_worse(
+    best, margin, start
+):
     """Some searches start where training diverges, so the first three losses can be infinite."""
     from zoo_rates import best_of, search
 
@@ -46,7 +48,7 @@ def test_search_ends_with_the_best_rate_between_two_worse_neighbours(best, margi
 
 
 @pytest.mark.parametrize("worse", [math.nan, math.inf, 4.0])
-def test_loss_of_a_diverged_run_is_worse_than_each_finite_loss(worse):
+def test_learning_rate_search_treats_a_diverged_run_as_worse_than_every_finite_loss(worse):
     from zoo_rates import best_of, search
 
     losses = {0.5: worse, 1.0: 3.0, 2.0: worse}
@@ -55,7 +57,7 @@ def test_loss_of_a_diverged_run_is_worse_than_each_finite_loss(worse):
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_search_stops_with_an_error_if_the_loss_falls_towards_an_end(sign):
+def test_learning_rate_search_raises_an_error_if_the_loss_has_no_minimum(sign):
     from zoo_rates import MOST_RATES, search
 
     tried = []
@@ -69,7 +71,7 @@ def test_search_stops_with_an_error_if_the_loss_falls_towards_an_end(sign):
     assert len(tried) == MOST_RATES
 
 
-def test_search_with_seeds_compares_mean_losses_around_the_best_rate():
+def test_learning_rate_search_with_several_seeds_compares_mean_losses():
     """The first seed alone has its lowest loss at 1, but the mean of three seeds has it at 4."""
     from zoo_rates import search_with_seeds
 
@@ -89,7 +91,7 @@ def test_search_with_seeds_compares_mean_losses_around_the_best_rate():
     assert found.losses[2.0] == [4.0, 7.0, 7.0]
 
 
-def test_differences_of_losses_are_paired_by_seed():
+def test_loss_differences_between_two_learning_rates_are_computed_seed_by_seed():
     """The spread between seeds cancels in the differences between two rates."""
     from zoo_rates import Found, mean_and_error
 
@@ -101,7 +103,7 @@ def test_differences_of_losses_are_paired_by_seed():
     assert found.figures()["losses"][4.0] == [3.2, None, 9.0]
 
 
-def test_interrupted_search_does_not_repeat_finished_runs(tmp_path):
+def test_resumed_learning_rate_search_does_not_repeat_finished_runs(tmp_path):
     """Runs of other models and of other numbers of steps are separate."""
     from zoo_rates import resumable
 
@@ -123,7 +125,7 @@ def test_interrupted_search_does_not_repeat_finished_runs(tmp_path):
     assert losses("RNN", 300) == expected and not runs
 
 
-def test_race_uses_the_recorded_rates_which_have_worse_neighbours_on_both_sides():
+def test_zoo_experiment_uses_the_recorded_best_learning_rates_whose_neighbours_are_worse():
     from zoo import PEAKS
 
     record = json.loads((FOLDER / "results" / "zoo-rates-cpu.json").read_text())

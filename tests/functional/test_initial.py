@@ -104,14 +104,14 @@ def test_a_stack_with_residual_and_norm_is_initialized_like_gpt_2():
 
 
 @pytest.mark.parametrize("name", feedforward.ACTIVATIONS)
-def test_activation_power_equals_mean_square_over_normal_inputs(name):
+def test_activation_power_is_the_mean_square_of_the_activation_of_standard_normal_inputs(name):
     z, weights = np.polynomial.hermite_e.hermegauss(200)
     power = (weights * np.asarray(activate(jnp.asarray(z), name)) ** 2).sum() / weights.sum()
     np.testing.assert_allclose(activation_power(name), power, rtol=2e-3)
 
 
 @pytest.mark.parametrize("name", feedforward.ACTIVATIONS)
-def test_computed_activation_power_of_function_equals_tabulated_value(name):
+def test_activation_power_computed_from_a_function_equals_the_tabulated_value(name):
     power = jax.jit(lambda: activation_power(lambda z: activate(z, name)))()
     np.testing.assert_allclose(power, activation_power(name), rtol=1e-3)
 

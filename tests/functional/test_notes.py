@@ -120,7 +120,7 @@ def test_mask_with_values_other_than_0_and_1_is_rejected(values):
     check_error(ValueError, "True and False, or 1 and 0", F.dot_product_attention, x, x, x, mask)
 
 
-def test_traced_masks_of_floats_are_refused():
+def test_float_mask_inside_jit_is_rejected():
     x = jnp.ones((2, 3))
     check_error(ValueError, "1 and 0", jax.jit(F.dot_product_attention), x, x, x, x[:, :2])
 
@@ -290,7 +290,7 @@ def test_residual_connections_and_norms_equal_their_formulas(seed):
 
 
 @given(seed=tiny.seeds)
-def test_position_vectors_are_given_as_an_array_or_computed_by_a_function(seed):
+def test_position_vectors_may_be_an_array_or_a_function(seed):
     x, table = tiny.embeddings(seed, 5, 8), tiny.embeddings(seed + 1, 7, 8)
     tiny.close(F.encode_positions(x), np.asarray(x) + oracle.sinusoids(range(5), 8))
     tiny.close(F.encode_positions(x, table), np.asarray(x) + np.asarray(table)[:5])

@@ -121,7 +121,7 @@ def test_mask_subclass_defines_bounds_on_visible_keys_that_its_subclasses_inheri
         assert (rule.reach, rule.key_range(20, 22, LENGTH)) == (9, (12, 22))
 
 
-def test_mask_inherits_bounds_from_its_abstract_base_classes():
+def test_mask_inherits_reach_and_needs_positions_from_its_base_classes():
     class Short(Mask):
         reach = 2
 

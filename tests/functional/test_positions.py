@@ -131,7 +131,7 @@ def test_rotary_scaling_thresholds_equal_llama3_and_yarn_definitions():
     np.testing.assert_allclose(longer, factor, rtol=1e-6)
 
 
-def test_sinusoids_and_rotary_reject_odd_dim():
+def test_sinusoidal_and_rotary_positions_reject_an_odd_number_of_features():
     """Sinusoids and rotations pair the features, so their number must be even."""
     with pytest.raises(ValueError, match="dim is 5"):
         sinusoidal_positions(jnp.arange(3), 5)

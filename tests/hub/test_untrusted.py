@@ -132,7 +132,7 @@ def adapter(path: Path, base: Path, name: str = "family") -> Path:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 20])
-def test_adapter_whose_base_leads_back_to_itself_is_rejected(tmp_path, length):
+def test_adapter_with_a_cyclic_or_too_long_chain_of_bases_is_rejected(tmp_path, length):
     """The base is the run itself, directly, through other runs, or in a very long chain."""
     names = [tmp_path / str(number) for number in range(length)]
     for path, base in zip(names, [*names[1:], names[0]], strict=True):
@@ -144,7 +144,7 @@ def test_adapter_whose_base_leads_back_to_itself_is_rejected(tmp_path, length):
     assert "is an adapter" in error_of(opened, before)
 
 
-def test_copied_base_that_leads_back_to_its_adapter_is_rejected(tmp_path):
+def test_adapter_is_rejected_if_the_copied_base_in_its_folder_names_it_as_its_base(tmp_path):
     """The copy of the base in a run is read instead of the original."""
     outer = adapter(tmp_path / "outer", tmp_path / "elsewhere")
     inner = adapter(outer / "base", outer)

@@ -172,7 +172,7 @@ def test_next_token_targets_exclude_the_prefix():
     assert np.asarray(batch.weights).tolist() == [[0, 0, 1, 1, 1, 0]] * 2
 
 
-def test_repeated_batch_gives_weight_only_to_targets_in_the_second_copy():
+def test_batch_of_repeated_tokens_scores_only_targets_in_the_second_copy():
     batch = repeated_batch(9, 11, 3, seed=1)
     inputs = np.asarray(batch.inputs)
     assert inputs.shape == (3, 10) and (inputs[:, :5] == inputs[:, 5:]).all()

@@ -80,7 +80,7 @@ def test_alignment_recovers_the_subspace_of_a_planted_variable(seed):
 
 
 @given(seed=tiny.seeds, dim=st.sampled_from([1, 5]), data=st.data())
-def test_rotations_are_orthonormal_bases_of_the_free_columns(seed, dim, data):
+def test_alignment_rotation_is_an_orthonormal_basis(seed, dim, data):
     size = data.draw(st.integers(1, dim))
     free = np.random.default_rng(seed).normal(size=(dim, size))
     found = np.asarray(_rotation(jnp.asarray(free, jnp.float32)), np.float64)

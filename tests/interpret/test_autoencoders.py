@@ -62,7 +62,7 @@ def features_of(x, tensors, centers, k=FEATURES):
     centers=st.booleans(),
     k=st.integers(1, FEATURES),
 )
-def test_features_and_reconstructions_equal_the_formula(
+def test_autoencoder_features_and_reconstructions_equal_their_formulas(
     tmp_path_factory, seed, architecture, centers, k
 ):
     folder = tmp_path_factory.mktemp("sae") / "sae"
@@ -76,7 +76,7 @@ def test_features_and_reconstructions_equal_the_formula(
     tiny.close(found(jnp.asarray(x, jnp.float32)), features @ tensors["W_dec"] + tensors["b_dec"])
 
 
-def test_topk_keeps_exactly_k_of_several_equal_features():
+def test_topk_autoencoder_keeps_exactly_k_of_several_equal_features():
     ones = jnp.ones((1, 6), jnp.float32)
     zeros = jnp.zeros(6, jnp.float32)
     found = SparseAutoencoder(ones, zeros, ones.T, zeros[:1], zeros[:1], zeros, k=2)
@@ -108,7 +108,7 @@ def test_k_of_a_topk_autoencoder_is_read_from_both_config_formats(tmp_path, opti
     ],
 )
 @pytest.mark.parametrize("is_nested", [False, True])
-def test_hook_names_are_translated_to_layers_and_hook_points(
+def test_hook_names_of_autoencoders_are_translated_to_layers_and_points(
     tmp_path, name, layer, point, is_nested
 ):
     own = {"hook_name": name}

@@ -56,7 +56,9 @@ def test_metric_of_a_circuit_equals_a_numpy_implementation(block, seed):
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "llama", slow=MODELS))
 @settings(few, max_examples=3)
 @given(seed=tiny.seeds)
-def test_all_edges_give_the_clean_metric_and_no_edges_the_corrupted_metric(name, seed):
+def test_circuit_of_all_edges_has_the_clean_metric_and_empty_circuit_the_corrupted_metric(
+    name, seed
+):
     given_ = setup(MODELS[name], seed)
     found = evaluate_circuits(*given_, METRIC, [model_edges(given_[0]), []], chunk=4)
     both = [found.clean, found.corrupted]

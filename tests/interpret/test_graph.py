@@ -66,7 +66,7 @@ def test_parallel_blocks_have_no_edge_from_a_head_to_its_own_feed_forward_layer(
         assert (edge in model_edges(tiny.build(parallel_block=block))) == is_there
 
 
-def test_a_circuit_of_nodes_has_all_edges_between_them():
+def test_circuit_built_from_nodes_contains_every_edge_between_them():
     """Two heads share the keys and values of a key/value head."""
     model = tiny.build()
     assert edges_between(model, []) == (Edge(Node("embedding"), Node("logits")),)
@@ -80,7 +80,7 @@ def test_a_circuit_of_nodes_has_all_edges_between_them():
     assert set(found) == wanted | {Edge(Node("head", 1, 3), Node("logits"))}
 
 
-def test_nodes_and_edges_have_short_names():
+def test_nodes_and_edges_are_printed_with_their_layer_and_head_numbers():
     edge = Edge(Node("head", 0, 1), Node("query", 1, 2))
     assert str(edge) == "head 0.1 → query 1.2"
     assert str(Edge(Node("feedforward", 0), Node("logits"))) == "feedforward 0 → logits"

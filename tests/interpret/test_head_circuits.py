@@ -141,7 +141,7 @@ def test_composition_scores_equal_norms_of_products_of_full_matrices(name, seed,
 )
 @settings(max_examples=5)
 @given(seed=tiny.seeds)
-def test_copying_scores_equal_eigenvalues_of_the_full_circuit(name, seed):
+def test_copying_scores_equal_eigenvalues_of_the_full_ov_circuit(name, seed):
     model = built(name)
     variables = tiny.weights(model, seed)
     found = copying_scores(model, variables)
@@ -155,7 +155,7 @@ def test_copying_scores_equal_eigenvalues_of_the_full_circuit(name, seed):
 @pytest.mark.parametrize("name", mostly_slow(MODELS, "rotary", slow=("sandwich", "shared-norm")))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, ids=st.lists(st.integers(0, 12), min_size=3, max_size=3))
-def test_circuits_between_tokens_equal_products_of_full_matrices(name, seed, ids):
+def test_token_circuits_equal_products_of_the_full_ov_and_qk_matrices(name, seed, ids):
     model = built(name)
     variables = tiny.weights(model, seed)
     distance = 3 * sign_of(model)
@@ -188,7 +188,7 @@ def test_token_circuits_predict_attention_and_logits_of_a_model_without_norms(se
 
 
 @pytest.mark.slow
-def test_circuits_use_the_shared_norm_of_a_parallel_layer_whose_attention_is_last():
+def test_composition_scores_do_not_depend_on_the_order_of_sublayers_that_share_a_norm():
     model = built("shared-norm")
     variables, layers = tiny.weights(model, 0), model.architecture.stack.layers
     swapped = [(replace(part, sublayers=part.sublayers[::-1]),) for (part,) in layers]

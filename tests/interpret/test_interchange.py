@@ -86,7 +86,7 @@ def test_interchange_of_the_whole_space_has_the_effect_of_patch_sweep(seed, laye
     tiny.close(metric(logits) - sweep.corrupted, sweep.effects[layer, position], 1e-4)
 
 
-def test_interchange_of_no_dimension_changes_nothing():
+def test_interchange_of_an_empty_subspace_does_not_change_the_logits():
     model = build()
     variables, site = tiny.weights(model, 0), InterchangeSite(1, (2,))
     tokens = tiny.tokens(0, 2, LENGTH)
@@ -96,7 +96,7 @@ def test_interchange_of_no_dimension_changes_nothing():
 
 
 @pytest.mark.slow
-def test_generated_tokens_with_an_interchange_equal_predictions_of_a_whole_pass():
+def test_tokens_generated_with_an_interchange_equal_the_predictions_of_one_uncached_pass():
     """Position 7 is a generated token, which the model reads in a cached step of one token."""
     model = build()
     variables, site = tiny.weights(model, 3), InterchangeSite(LAYERS - 1, (1, 7))

@@ -79,7 +79,7 @@ def test_top_units_are_those_with_the_largest_absolute_contributions(seed, k):
         np.testing.assert_array_equal(units[row, top.layer[row], top.unit[row]], wanted)
 
 
-def test_neuron_attribution_refuses_layers_that_do_not_add_hidden_units():
+def test_neuron_attribution_rejects_layers_whose_output_is_not_a_sum_over_hidden_units():
     tokens = tiny.tokens(0, 2, 12)
 
     def message_of(**options):

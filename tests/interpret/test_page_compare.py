@@ -204,7 +204,7 @@ def test_page_without_a_second_model_has_no_compare_tab(models, pages):
 
 
 @pytest.mark.slow
-def test_compared_lstm_has_no_attention_maps(monkeypatch):
+def test_lstm_on_a_compare_page_has_no_attention_maps(monkeypatch):
     monkeypatch.setattr(explanation, "dependency_data", lambda *_: NO_MATRIX)
     lstm = jf.build(training_preset("tiny", "recurrent").model)
     variables = init(lstm, jax.random.key(0))

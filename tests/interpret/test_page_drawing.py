@@ -113,7 +113,7 @@ def test_parts_of_the_drawing_without_a_view_open_an_explanation(open_tab):
     assert "γ" in tab.locator("#part-about").inner_text()
 
 
-def test_drawing_follows_the_selected_token(open_tab):
+def test_drawing_of_the_model_shows_the_values_of_the_selected_token(open_tab):
     model, variables = model_of()
     tab = open_tab(explain(model, variables, TEXT, tokenizer()))
     tab.click("#tab-model")

@@ -40,7 +40,7 @@ def close(found, expected, name):
 
 
 @pytest.mark.parametrize("name", mostly_slow(OPTIONS, "gpt2", "gemma"))
-def test_numbers_inside_a_layer_equal_the_values_that_jax_captures(name, open_tab):
+def test_numbers_on_the_inside_tab_equal_the_values_captured_in_jax(name, open_tab):
     model, variables = model_of(**OPTIONS[name])
     params = rounded_params(variables["params"])
     tab = open_tab(explain(model, variables, TOKENS))

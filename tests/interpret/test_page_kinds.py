@@ -242,7 +242,7 @@ def test_attention_weights_of_encoder_decoder_on_page_equal_those_of_jax(name, o
             np.testing.assert_allclose(found, expected[layer, head].ravel(), atol=1e-5)
 
 
-def test_page_predicts_masked_tokens_as_python_does(opened):
+def test_page_predicts_the_same_masked_tokens_as_fill(opened):
     """The predictions at two masked positions, each made by the button."""
     words = ByteTokenizer.train([TEXT * 3], 270, mask=True)
     assert words.mask_token is not None
@@ -308,7 +308,7 @@ def gradient_norms(model, params, tokens, position):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm", "wide lstm", "rnn"])
-def test_gradients_through_time_equal_those_of_jax(name, opened):
+def test_gradient_norms_through_time_on_the_page_equal_those_of_jax(name, opened):
     model, variables, tokens, _ = model_and_texts(name, 9)
     params = jax.tree.map(jnp.asarray, rounded_params(variables["params"]))
     tab = opened(write(model, variables, tokens, None))
@@ -353,7 +353,7 @@ def test_displayed_lstm_gates_and_states_satisfy_the_lstm_formulas(name, opened)
 
 
 @pytest.mark.parametrize("name", mostly_slow(["dilated", "plain convolutions"], "dilated"))
-def test_receptive_field_on_page_has_the_tokens_that_change_the_output(name, opened):
+def test_receptive_field_on_page_contains_exactly_the_tokens_that_change_the_logits(name, opened):
     model, variables, tokens, _ = model_and_texts(name, 24)
     tab = opened(write(model, variables, tokens, None))
     tab.click("#tab-field")

@@ -59,7 +59,7 @@ def variable(tab, name):
 
 
 @pytest.mark.parametrize("theme", THEMES)
-def test_weight_of_a_tenth_differs_visibly_from_weight_zero(theme, pages, page):
+def test_colour_of_attention_weight_0_1_differs_visibly_from_that_of_weight_0(theme, pages, page):
     tab = pages.open(page, color_scheme=theme)
     shares = [0, 0.001, 0.01, 0.03, 0.1, 0.2, 0.5, 0.8, 1]
     for sign in (1, -1):
@@ -231,7 +231,7 @@ def test_source_is_beside_the_target_on_a_wide_screen_and_above_it_on_a_phone(
 
 
 @pytest.mark.parametrize("width", mostly_slow([390, 768, 1440], 390))
-def test_bars_of_attention_weights_do_not_cross_tokens(width, pages):
+def test_attention_weight_bars_on_the_page_do_not_overlap_tokens(width, pages):
     page = explain(*model_of(max_length=96), list(range(90)))
     tab = pages.open(page, width)
     for position in (89, 20, 3):

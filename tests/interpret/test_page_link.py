@@ -124,7 +124,7 @@ def test_page_does_not_change_an_address_fragment_that_is_not_a_state(pages, pag
         assert tab.locator(".link-message").is_hidden()
 
 
-def test_opening_a_page_does_not_change_its_address_and_using_it_adds_no_history(pages, page):
+def test_opening_a_page_keeps_its_address_and_using_it_adds_no_browser_history(pages, page):
     tab = pages.open(page, view=None)
     assert hash_of(tab) == ""
     before = tab.evaluate("history.length")
@@ -150,7 +150,7 @@ def test_copied_link_contains_the_current_state_of_the_page(pages, page):
 
 
 @pytest.mark.slow
-def test_link_of_captured_values_restores_selection_but_no_text(pages):
+def test_link_to_a_page_of_captured_values_restores_the_selection_but_not_the_text(pages):
     captured = explain(*model_of(dtype="bfloat16"), list(range(5, 17)))
     tab = pages.open(captured, address="#v1;tab=lens;pos=3;layer=1;head=mean;theme=dark")
     found = tab.evaluate(

@@ -68,7 +68,7 @@ def source_ids(translator, text):
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, "bytes", slow=KINDS))
-def test_typed_source_has_the_ids_of_python_and_gives_the_logits_of_jax(kind, pages, translator):
+def test_typed_source_gives_the_token_ids_of_python_and_the_logits_of_jax(kind, pages, translator):
     found = translator if kind == "bytes" else translator_of(kind)
     tab = pages.open(found.page)
     text, button = field(tab)
@@ -108,7 +108,7 @@ def test_typed_source_that_is_too_long_is_refused_with_the_limit_of_the_source(p
     assert "at most 48" in tab.inner_text(".text-status >> nth=1")
 
 
-def test_field_of_the_source_follows_edits_of_source_tokens(pages, translator):
+def test_source_text_field_shows_the_text_of_the_edited_source_tokens(pages, translator):
     tab = pages.open(translator.page)
     text, _ = field(tab)
     target = tab.get_by_label("Your target text")

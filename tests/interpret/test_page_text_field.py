@@ -108,7 +108,7 @@ def test_page_states_why_it_cannot_run_a_typed_text(live, opened):
     assert "half of a character" in tab.inner_text(".text-status") and button.is_disabled()
 
 
-def test_typed_text_of_page_follows_edits_of_tokens(live, opened):
+def test_text_field_of_the_page_shows_the_text_of_the_edited_tokens(live, opened):
     tab = opened(live.page)
     tab.click("text=Delete")
     ids = tokens_of(tab)

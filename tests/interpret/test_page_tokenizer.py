@@ -116,7 +116,7 @@ def charsmap_of(value: int, offset: int, texts: bytes) -> str:
     return base64.b64encode(struct.pack("<I4I", 16, *units) + texts).decode()
 
 
-def test_character_map_with_one_key_is_read():
+def test_precompiled_character_map_with_a_single_entry_is_read():
     step = characters_step(charsmap_of(3, 1, b"no\0\xc3\xa9\0"))
     assert [unpack(step[name]).tobytes() for name in ("from", "to")] == [
         b"\x01\xff",

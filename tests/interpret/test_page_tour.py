@@ -86,7 +86,7 @@ def test_panel_of_the_tour_does_not_cover_a_large_attention_map(open_tab):
         tab.context.close()
 
 
-def test_tour_states_the_numbers_of_the_model(open_tab):
+def test_tour_of_the_page_states_numbers_computed_from_the_model(open_tab):
     model, variables = model_of()
     params = rounded_params(variables["params"])
     words = tokenizer()
@@ -130,7 +130,7 @@ def test_tour_states_the_numbers_of_the_model(open_tab):
     assert f"switch off head {head} of layer {layer}" in texts[9]
 
 
-def test_tour_follows_another_selected_token(open_tab):
+def test_tour_of_the_page_is_updated_if_another_token_is_selected(open_tab):
     tab = open_tab(page_of("gpt2")[2], address="#tour")
     first = tab.locator(".tour p").last.inner_text()
     tab.evaluate("jaxformerPage.store.select({ position: 2 })")

@@ -174,7 +174,7 @@ def test_cross_attention_scores_equal_explicit_loops_over_positions(seed, segmen
     assert_equal(found, cross_by_loops(weights, segment_ids, source_segment_ids))
 
 
-def test_monotone_score_is_1_for_diagonal_weights_and_minus_1_if_reversed():
+def test_monotone_score_is_1_for_diagonal_and_minus_1_for_reversed_diagonal_weights():
     diagonal, fixed = np.eye(SOURCE), np.eye(SOURCE)[np.zeros(SOURCE, int)]
     uniform = np.full((SOURCE, SOURCE), 1 / SOURCE)
     weights = np.stack([diagonal, diagonal[::-1], fixed, uniform])[None, None]

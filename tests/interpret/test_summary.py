@@ -22,7 +22,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("name", sorted(RESULTS.keys() - PLAIN))
-def test_result_with_large_arrays_is_described_on_one_short_line(name):
+def test_repr_of_a_result_with_large_arrays_is_one_short_line(name):
     kind = RESULTS[name]
     result = kind(*[np.ones((40, 50, 60), np.float32)] * len(kind._fields))
     text = repr(result)
@@ -33,12 +33,12 @@ def test_result_with_large_arrays_is_described_on_one_short_line(name):
 @given(
     st.text(max_size=300), st.floats(width=32), st.dictionaries(st.text(max_size=9), st.integers())
 )
-def test_summary_of_any_fields_is_one_short_line(text, number, entries):
+def test_summary_of_a_result_with_any_field_values_is_one_short_line(text, number, entries):
     found = summary(Sweep(np.zeros(3), number, np.float32(number), (text, entries)))
     assert "\n" not in found and len(found) < 250
 
 
-def test_description_of_a_page_does_not_contain_its_html():
+def test_repr_of_a_page_does_not_contain_its_html():
     page = Page("<html>" * 10_000, "live", None, 7)
     assert repr(page) == "Page(live, 7 tokens, 60,000 bytes)"
     assert "srcdoc" in page._repr_html_()

@@ -183,7 +183,7 @@ class Bent(jf.Decoder):
 
 
 @pytest.mark.slow
-def test_sweep_resumes_only_for_large_models():
+def test_patch_sweep_skips_tokens_before_the_patch_only_in_large_models():
     """A program for a start position must save more time than its compilation takes."""
     model, variables, clean, corrupted = setup("decoder", 0)
     sizes = sweep.run_resumed._cache_size()

@@ -40,7 +40,7 @@ def test_partition_marks_only_lora_updates_as_trainable(kernel):
 
 
 @pytest.mark.parametrize("params", [PLAIN, with_update(KERNEL), with_update(quantize(KERNEL))])
-def test_combining_partitioned_parameters_restores_them(params):
+def test_combining_trainable_and_frozen_parameters_restores_the_original_parameters(params):
     combined = combine(*partition(params))
     assert jax.tree.structure(combined) == jax.tree.structure(params)
     assert same(combined, params)

@@ -96,7 +96,7 @@ def arguments(pair):
     return pair.model, pair.variables, pair.clean, pair.corrupted, METRIC
 
 
-def test_hook_points_have_equal_values(pair):
+def test_values_at_hook_points_equal_those_of_transformer_lens(pair):
     logits, cache = pair.bridge.run_with_cache(as_ids(pair.clean))
     capture = (*POINTS, "embedding", "final_norm.divisor", "final_norm")
     seen = jf.inspect(pair.model, pair.variables, pair.clean, capture=capture)
@@ -113,7 +113,7 @@ def test_hook_points_have_equal_values(pair):
 
 
 @pytest.mark.parametrize("point", ["attention.heads", "block.input", "feedforward.output"])
-def test_activation_patching_has_equal_effects(pair, point):
+def test_activation_patching_effects_equal_those_of_transformer_lens(pair, point):
     theirs = {
         "attention.heads": patching.get_act_patch_attn_head_out_by_pos,
         "block.input": patching.get_act_patch_resid_pre,
@@ -142,7 +142,7 @@ def their_attribution(pair, granularity):
     return analysis.attribution_patch(pair.bridge, *texts, their_metric, config)
 
 
-def test_attribution_of_heads_and_feedforward_layers_has_equal_effects(pair):
+def test_attributions_of_heads_and_feedforward_layers_equal_those_of_transformer_lens(pair):
     theirs = their_attribution(pair, "node").node_scores
     heads = attribution_sweep(*arguments(pair), "attention.heads").effects
     hidden = attribution_sweep(*arguments(pair), "feedforward.output").effects
@@ -156,7 +156,7 @@ def test_attribution_of_heads_and_feedforward_layers_has_equal_effects(pair):
     assert compared == heads.size + hidden.size
 
 
-def test_attribution_of_edges_has_equal_effects(pair):
+def test_edge_attributions_equal_those_of_transformer_lens(pair):
     """TransformerLens scores an edge at each position. jaxformer returns the sum of the scores."""
     theirs = {}
     for (sender, receiver), score in their_attribution(pair, "edge").edge_scores.items():
@@ -168,7 +168,7 @@ def test_attribution_of_edges_has_equal_effects(pair):
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
-def test_patching_of_direct_paths_has_equal_effects(pair, name):
+def test_effects_of_patching_direct_paths_equal_those_of_transformer_lens(pair, name):
     caches = [pair.bridge.run_with_cache(as_ids(x))[1] for x in (pair.clean, pair.corrupted)]
     with torch.no_grad():
         found = patching.get_act_patch_direct_path(
@@ -181,7 +181,7 @@ def test_patching_of_direct_paths_has_equal_effects(pair, name):
 
 
 @pytest.mark.parametrize("count", [0, 12, 60])
-def test_circuits_have_equal_faithfulness(pair, count):
+def test_faithfulness_of_circuits_equals_that_of_transformer_lens(pair, count):
     """TransformerLens has one edge for each position, from and to nodes at this position.
 
     The circuit contains an edge at all positions.
@@ -209,14 +209,14 @@ def folded(pair):
     return bridge
 
 
-def test_composition_of_heads_has_equal_scores(pair, folded):
+def test_composition_scores_of_heads_equal_those_of_transformer_lens(pair, folded):
     found = composition_scores(pair.model, pair.variables)
     for name in ("query", "key", "value"):
         theirs = folded.all_composition_scores(name[0].upper()).scores.detach()
         tiny.close(getattr(found, name), theirs)
 
 
-def test_attribution_of_a_logit_to_heads_and_units_is_equal(pair, folded):
+def test_attributions_of_a_logit_to_heads_and_units_equal_those_of_transformer_lens(pair, folded):
     """TransformerLens' contributions exclude the biases of the final norm and of the head."""
     logits, cache = folded.run_with_cache(as_ids(pair.clean))
     tiny.close(logits.detach(), pair.model.apply(pair.variables, pair.clean))
@@ -231,7 +231,7 @@ def test_attribution_of_a_logit_to_heads_and_units_is_equal(pair, folded):
 
 
 @pytest.mark.parametrize("rank", [1, 3, 8])
-def test_interchange_in_a_subspace_gives_equal_logits(pair, rank):
+def test_logits_after_an_interchange_in_a_subspace_equal_those_of_transformer_lens(pair, rank):
     basis = analysis.random_basis(8, rank, seed=rank)
     site = InterchangeSite(1, (LENGTH - 1,), "block.output")
     name, position = "blocks.1.hook_resid_post", torch.tensor([LENGTH - 1])

@@ -170,7 +170,7 @@ def test_patch_replaces_only_the_value_at_its_layer_and_position(name, seed, lay
 
 
 @given(seed=tiny.seeds)
-def test_patching_all_embeddings_with_those_of_a_text_gives_its_logits(seed):
+def test_patching_in_all_embeddings_of_another_text_gives_the_logits_of_that_text(seed):
     """Replacing all embeddings by those of another text gives the logits of that text."""
     model = tiny.build()
     variables = tiny.weights(model, seed)

@@ -41,7 +41,9 @@ def softmax(scores):
 
 @few
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
-def test_scores_are_scaled_products_of_visible_pairs(seed, segment_ids):
+def test_captured_attention_scores_are_scaled_products_and_minus_infinity_if_masked(
+    seed, segment_ids
+):
     """The scores are q·k/√d for visible keys and −∞ for masked keys.
 
     Their softmax gives the attention weights. A capture of the scores alone gives the same values.
@@ -95,7 +97,9 @@ def statistics(x, norm):
 @pytest.mark.parametrize("position", INPUTS)
 @few
 @given(seed=tiny.seeds)
-def test_divisor_is_the_deviation_of_the_input_of_the_norm(norm, position, seed):
+def test_divisor_hook_point_is_the_standard_deviation_or_rms_of_the_input_of_the_norm(
+    norm, position, seed
+):
     """The divisors are √(σ² + ε), or √(mean x² + ε), of the inputs of the norms.
 
     This holds before, after and between sub-layers, and for the final norm.

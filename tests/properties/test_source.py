@@ -117,7 +117,7 @@ def test_decoding_with_an_initialized_cache_does_not_read_encoder_weights(name, 
 @pytest.mark.slow
 @each_sourced
 @given(seed=tiny.seeds)
-def test_shared_source_gives_the_logits_of_a_separate_copy_per_sequence(name, seed):
+def test_batch_elements_that_share_a_source_have_the_logits_of_separate_copies(name, seed):
     """Batch elements that share a source give the same logits as with a copy of it each."""
     model, variables, _ = setup(name, seed)
     source, tokens = tiny.sources(model, seed, 2), tiny.tokens(seed, 6, 5)
@@ -320,7 +320,7 @@ def test_invalid_source_features_are_rejected():
         jf.init_cache(pair, variables, 2, 4, mixed)
 
 
-def test_command_line_rejects_models_with_source_features():
+def test_translate_rejects_models_with_source_features():
     model = tiny.build(**MODELS["frames"])
     with pytest.raises(ValueError, match="source_features is 3; it must be None to read text"):
         check_translates(model)

@@ -63,7 +63,7 @@ def test_preset_adapted_to_embed_dim_keeps_proportions_and_head_width(name, widt
         ({"embed_dim": 256, "num_heads": 2}, {"head_dim": 128, "mlp_dim": 688}),
     ],
 )
-def test_missing_sizes_of_a_model_follow_from_given_sizes(given, sizes):
+def test_fit_preset_derives_missing_model_sizes_from_the_given_sizes(given, sizes):
     fitted = fit_preset(EVERY["stdlib decoder"], given).model.resolved
     found = {name: getattr(fitted, name) for name in {**sizes, **given}}
     assert found == {**sizes, **given}
@@ -71,7 +71,7 @@ def test_missing_sizes_of_a_model_follow_from_given_sizes(given, sizes):
 
 @pytest.mark.parametrize("group", [1, 2, 4])
 @pytest.mark.parametrize("head_dim", [None, 48])
-def test_adapted_preset_keeps_its_head_width_and_grouped_heads(group, head_dim):
+def test_preset_adapted_to_another_width_keeps_head_width_and_query_group_size(group, head_dim):
     """This includes a preset with num_heads × head_dim larger than embed_dim."""
     run = EVERY["stdlib decoder"]
     model = replace(run.model, num_heads=4, num_kv_heads=4 // group, head_dim=head_dim)

@@ -122,7 +122,7 @@ class Headed(RecurrentConfig):
     num_heads: int = 4
 
 
-def test_model_config_with_num_heads_needs_no_other_transformer_fields(monkeypatch):
+def test_fit_preset_accepts_a_config_with_num_heads_but_no_other_transformer_field(monkeypatch):
     """The rules about heads apply to Transformers only, and do not need other fields."""
     monkeypatch.setitem(KINDS, "headed", Headed)
     assert fit_preset(TextTraining(model=Headed()), {"num_heads": 3}).model.num_heads == 3

@@ -118,6 +118,6 @@ def test_masked_token_loss_and_accuracy_match_the_logits(variables, documents, b
     np.testing.assert_allclose(score.accuracy, right.mean(), rtol=1e-6)
 
 
-def test_baseline_of_masked_tokens_predicts_the_most_frequent_token():
+def test_masked_token_baseline_always_predicts_the_most_frequent_token():
     windows = masked_windows([[5, 5, 5, 6]], tokenizer_of(), 8, rate=1.0)
     assert most_frequent(windows) == {"the most frequent token": 0.75}

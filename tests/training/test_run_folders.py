@@ -44,7 +44,7 @@ def test_run_name_is_derived_from_text_and_source_and_architecture(text, pair, k
     assert run_name(_inputs(text, **pair), kind) == name
 
 
-def test_run_is_named_after_its_text_with_a_suffix_for_fine_tuning(tmp_path, monkeypatch):
+def test_run_name_is_the_name_of_the_text_plus_a_suffix_for_fine_tuning(tmp_path, monkeypatch):
     (tmp_path / "corpus.v2").mkdir()
     monkeypatch.chdir(tmp_path / "corpus.v2")
     for path in (".", "../corpus.v2", tmp_path / "corpus.v2/"):

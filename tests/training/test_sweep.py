@@ -87,7 +87,9 @@ MODEL = DecoderConfig(vocab_size=300, num_layers=1, embed_dim=16, num_heads=2)
         ({"lora": LoraConfig(lora_rank=2)}, False),
     ],
 )
-def test_runs_share_a_program_only_if_just_seed_and_learning_rate_differ(options, are_equal):
+def test_runs_share_a_program_only_if_they_differ_in_nothing_but_seed_and_learning_rate(
+    options, are_equal
+):
     usual = TextTraining(MODEL)
     assert (shared_settings(replace(usual, **options)) == shared_settings(usual)) == are_equal
 
@@ -131,7 +133,7 @@ def runs(run, monkeypatch):
     ]
 
 
-def test_skipped_updates_are_no_divergence_unless_the_run_ended_with_them(run):
+def test_run_with_skipped_updates_counts_as_diverged_only_if_it_ended_with_them(run):
     planned = run({"seed": "0"}, [6.0, 5.0], 2.0)
     skipped = {"step": 3, "not_finite": ["loss"]}
     skips = replace(planned.config, non_finite="skip")
@@ -158,7 +160,7 @@ PAIRS = training_preset("tiny", "encoder-decoder")
         (PAIRS, {"model": replace(PAIRS.model, max_length=16)}, False),
     ],
 )
-def test_runs_share_their_data_only_if_no_setting_of_the_data_differs(config, options, shares):
+def test_runs_share_their_data_only_if_their_data_settings_are_equal(config, options, shares):
     first, second = (
         Planned({}, RunFolder("x"), Inputs(), x) for x in (config, replace(config, **options))
     )
@@ -175,7 +177,7 @@ def test_sweep_results_are_means_and_standard_errors_over_the_seeds(runs):
     assert (rms.num_diverged, layer.num_diverged) == (0, 1)
 
 
-def test_losses_on_unequal_numbers_of_tokens_are_replaced_by_those_on_the_common_part(runs):
+def test_sweep_averages_use_the_common_part_if_runs_scored_unequal_numbers_of_tokens(runs):
     path = runs[0].folder.metrics
     *lines, last = [json.loads(line) for line in path.read_text().splitlines()]
     lines.append({**last, "held_out_loss": 3.0, "scored": 99, "part_loss": 2.0, "part_scored": 9})
@@ -183,7 +185,7 @@ def test_losses_on_unequal_numbers_of_tokens_are_replaced_by_those_on_the_common
     assert averages(runs)[0].losses == [2.0, 2.5, 2.1]
 
 
-def test_table_marks_the_best_mean_and_counts_diverged_runs(runs):
+def test_sweep_table_marks_the_best_mean_and_counts_diverged_runs(runs):
     _, rms, layer = table(averages(runs))
     assert rms.startswith("* norm rms") and "2.2000" in rms and rms.endswith("3")
     assert layer.startswith("  norm layer") and layer.endswith("2, 1 diverged")

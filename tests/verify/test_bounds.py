@@ -65,7 +65,7 @@ def test_mask_value_of_minus_250_suffices_for_softcapped_scores(cap):
     assert leaks(attention(-90.0, cap))
 
 
-def test_masked_tokens_get_weight_if_all_scores_are_below_mask_value():
+def test_masked_tokens_get_attention_if_all_scores_are_below_the_finite_mask_value():
     """If scores are −15,258, later tokens that are masked by −10⁴ get all the weight."""
     weights = jax.nn.softmax(jnp.where(LOWER, -15258.0, -1e4), axis=-1)
     assert weights[0, 1] > 0.1

@@ -109,7 +109,7 @@ def test_verification_sequences_are_longer_than_the_prefix():
 
 
 @pytest.mark.parametrize("prefix", [0, 8])
-def test_lower_bound_of_loss_is_not_checked_on_targets_within_the_prefix(prefix):
+def test_model_verification_does_not_check_the_loss_floor_on_targets_within_the_prefix(prefix):
     """Outputs within the prefix see their next token; the loss floor excludes them."""
 
     class Told:

@@ -157,7 +157,7 @@ def test_dependency_matrix_rejects_invalid_atol(atol):
         dependency_matrix(running_mean, jnp.ones((3, 2)), atol=atol)
 
 
-def test_large_unexpected_dependency_is_not_explained_by_rounding():
+def test_message_about_a_large_unexpected_dependency_does_not_suggest_atol():
     with pytest.raises(AssertionError) as said:
         assert_dependencies(running_mean, tiny.embeddings(0, 4, 2), rules.visible(4, window=1))
     assert "atol" not in str(said.value)

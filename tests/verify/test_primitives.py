@@ -215,7 +215,7 @@ def test_taint_analysis_of_a_jax_primitive_finds_exact_dependencies(name):
     np.testing.assert_array_equal(found(function, tiny.embeddings(0, LENGTH, 4)), expected)
 
 
-def test_dependency_is_found_if_a_zero_blocks_it_in_only_one_loop_step():
+def test_taint_analysis_finds_a_dependency_that_a_zero_blocks_in_only_one_loop_step():
     """A 0 in the evaluated step must not stop the paths of other steps."""
     assert found(_too_late, tiny.embeddings(0, LENGTH, 4))[1, 5]
 

@@ -46,7 +46,7 @@ def test_computed_dependency_tables_equal_hand_drawn_tables(name):
     np.testing.assert_array_equal(made, table(drawing))
 
 
-def test_convolutions_of_width_2_and_3_have_7_and_10_dependencies():
+def test_convolution_rules_have_7_dependencies_for_width_2_and_10_for_width_3():
     """Width 2 has seven edges, including 4→4, which the lecture omits; centred width 3 has ten."""
     assert rules.convolved(4, 2).sum() == 7 and rules.near(4, 1).sum() == 10
 

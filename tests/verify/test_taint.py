@@ -301,7 +301,7 @@ def test_embedding_lookup_depends_only_on_its_index_and_table_row(seed, rows):
         (lambda x: jax.lax.reduce(x, 0.0, lambda a, b: a + b + a * b, (1,)), "reduce"),
     ],
 )
-def test_primitive_unknown_to_taint_analysis_depends_on_all_operands(function, name):
+def test_output_of_an_unknown_primitive_depends_on_all_operands(function, name):
     """A primitive with a jaxpr among its parameters is not treated as a call of it."""
     bits, remarks = taint(function, tiny.embeddings(0, LENGTH, LENGTH), 1)
     assert bits[-1].all() and f"no rule for {name}" in remarks[0]

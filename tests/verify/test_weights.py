@@ -46,7 +46,7 @@ HIDDEN = {
 @pytest.mark.parametrize("name", HIDDEN)
 def test_taint_analysis_finds_dependency_through_zero_weights(name):
     found = dependency_matrix(HIDDEN[name], X, witnesses=("taint",))
-    assert found.matrix.all() and "captured arrays of zeros" in found.notes[0]
+    assert found.matrix.all() and "arrays of zeros in the function's closure" in found.notes[0]
     changes = dependency_matrix(HIDDEN[name], X, witnesses=("change",))
     np.testing.assert_array_equal(changes.matrix, CAUSAL)
 
@@ -97,7 +97,7 @@ def test_taint_analysis_result_holds_for_all_values_of_the_weights(value):
     np.testing.assert_array_equal(masked.matrix, CAUSAL)
 
 
-def test_zeros_in_captured_arrays_add_a_remark_to_taint_analysis():
+def test_zeros_in_arrays_that_a_function_closes_over_add_a_remark_to_taint_analysis():
     """They may be a mask or rows of an embedding; a passing test warns or returns the remark."""
     rows = jnp.ones((LENGTH, 4)).at[1:].set(0.0)
     only = {"witnesses": ("taint",)}

@@ -47,7 +47,9 @@ def test_answer_spans_found_without_generation_blocks_equal_those_with_generatio
 @chats.needs_templates
 @pytest.mark.parametrize("name", chats.NAMES)
 @pytest.mark.parametrize("backend", ["qwen", "gpt2", "sentencepiece with a first space"])
-def test_mask_has_each_answer_and_the_end_of_its_turn_and_nothing_else(name, backend, tmp_path):
+def test_assistant_mask_contains_exactly_the_answers_and_their_end_of_turn_tokens(
+    name, backend, tmp_path
+):
     tokenizer = chats.make_tokenizer(tmp_path, chats.published(name), backend)
     said = ["Zap! 猫", "it is\n\n12", "no"]
     messages = []
@@ -104,7 +106,7 @@ MARKED = (
 UNMARKED = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 
 
-def test_template_that_ignores_the_generation_prompt_gives_the_same_mask_as_generation_blocks(
+def test_assistant_mask_is_found_if_the_template_ignores_the_generation_prompt(
     tmp_path,
 ):
     """There, an answer begins where its text begins."""
@@ -144,7 +146,7 @@ def test_error_names_the_chat_template_if_answers_cannot_be_located(name, tmp_pa
     assert "the chat template 'default'" in message
 
 
-def test_template_that_raises_error_for_unknown_questions_gives_the_same_mask(tmp_path):
+def test_assistant_mask_is_found_if_the_template_raises_an_error_for_unknown_questions(tmp_path):
     """The places of texts are found by marks; this template accepts a marked answer only."""
     check = (
         "{% for m in messages if m.role == 'user' and m.content != 'the tide' %}"

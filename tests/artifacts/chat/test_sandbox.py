@@ -135,7 +135,7 @@ def test_template_statements_write_no_blank_lines_and_support_break():
     assert render("{{ strftime_now('%Y') }}", {}) == str(datetime.now().year)
 
 
-def test_start_and_end_marks_are_written_only_around_generation_blocks():
+def test_start_and_end_marks_in_rendered_templates_surround_only_generation_blocks():
     source = "a{% generation %}b{{ x }}{% endgeneration %}c{% generation %}{% endgeneration %}"
     assert render(source, {"x": 1}) == "ab1c"
     assert render(source, {"x": 1}, ("[", "]")) == "a[b1]c[]"

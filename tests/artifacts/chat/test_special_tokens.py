@@ -135,7 +135,7 @@ def test_private_use_unicode_characters_in_messages_are_preserved(tokenizer):
     assert text in tokenizer.decode(chat.ids)
 
 
-def test_special_token_of_one_character_is_special_only_in_the_template(tmp_path):
+def test_one_character_special_token_is_special_in_the_template_but_not_in_messages(tmp_path):
     source = "{% for m in messages %}↯{{ m.content }}{% endfor %}"
     tokenizer = chats.make_tokenizer(tmp_path, source, more=["↯"])
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "↯ 1"}])

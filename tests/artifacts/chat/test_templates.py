@@ -80,7 +80,7 @@ def test_applying_a_chat_template_does_not_modify_messages_and_tools(tmp_path):
     assert json.dumps([messages, chats.TOOLS]) == before
 
 
-def test_roles_that_the_template_names_are_accepted(tmp_path):
+def test_chat_messages_may_have_any_role_that_the_template_mentions(tmp_path):
     source = (
         "{% for m in messages %}{% if m.role == 'critic' %}{{ m.content }}{% endif %}{% endfor %}"
     )
@@ -88,7 +88,7 @@ def test_roles_that_the_template_names_are_accepted(tmp_path):
     assert tokenizer.apply_chat_template([{"role": "critic", "content": "no"}]).text == "no"
 
 
-def test_fields_with_the_value_none_are_left_out(tmp_path):
+def test_chat_template_does_not_see_message_fields_with_the_value_none(tmp_path):
     source = "{% for m in messages %}{{ m.content is defined }}{{ 'name' in m }}{% endfor %}"
     tokenizer = chats.make_tokenizer(tmp_path, source)
     message = {"role": "assistant", "content": None, "name": None, "tool_calls": [CALL]}
@@ -96,13 +96,15 @@ def test_fields_with_the_value_none_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("field", ["reasoning_content", "thinking", "reasoning"])
-def test_template_can_read_the_reasoning_of_a_message_under_either_field_name(field, tmp_path):
+def test_template_can_read_the_reasoning_of_a_message_as_thinking_or_reasoning_content(
+    field, tmp_path
+):
     source = "{% for m in messages %}{{ m.thinking }}/{{ m.reasoning_content }};{% endfor %}"
     tokenizer = chats.make_tokenizer(tmp_path, source)
     assert tokenizer.apply_chat_template([USER, ANSWER | {field: "hm"}]).text == "/;hm/hm;"
 
 
-def test_variables_reach_the_template_and_override_special_tokens(tmp_path):
+def test_variables_are_passed_to_the_chat_template_and_override_special_tokens(tmp_path):
     source = "{{ bos_token }}{{ eos_token }}{{ mood }}{{ documents }}{{ tools }}"
     tokenizer = chats.make_tokenizer(tmp_path, source)
     assert tokenizer.apply_chat_template([USER]).text == "<s></s>NoneNone"

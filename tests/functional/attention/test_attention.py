@@ -119,7 +119,9 @@ def test_attention_in_blocks_of_64_queries_equals_formula(rule, monkeypatch):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches())
-def test_padding_keys_are_masked_with_every_mask(implementation, seed, segment_ids):
+def test_padding_keys_are_masked_although_the_mask_does_not_mention_padding(
+    implementation, seed, segment_ids
+):
     """Padding keys are masked although the rule itself does not mention padding."""
     inputs = random_inputs(seed, 2)
     places = TokenInfo(LENGTH, None, jnp.asarray(segment_ids))
@@ -183,7 +185,9 @@ def test_query_without_visible_keys_gives_zeros_and_finite_gradients(implementat
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches())
-def test_nan_in_masked_keys_and_values_does_not_spread(implementation, seed, segment_ids):
+def test_nan_in_padding_does_not_change_the_output_and_gradients_of_attention(
+    implementation, seed, segment_ids
+):
     """NaN in the padding of query, key and value leaves output and gradients bitwise equal."""
     run = with_gradients(RULES["causal"][0] & Packed(), implementation)
     documents = jnp.array([rules.read(ids)[0] for ids in segment_ids])

@@ -129,7 +129,7 @@ def test_alibi_slopes_equal_those_of_the_paper():
 
 @pytest.mark.slow
 @given(seed=tiny.seeds)
-def test_per_head_masks_and_biases_apply_head_by_head(seed):
+def test_masks_and_biases_with_a_head_axis_apply_to_each_head_separately(seed):
     """Dense arrays with a head axis give the result of each head alone."""
     rng = np.random.default_rng(seed)
     query, key, value, _ = map(jnp.asarray, random_inputs(seed, HEADS, 6))

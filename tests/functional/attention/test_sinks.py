@@ -132,7 +132,7 @@ def test_huge_attention_sink_gives_zero_outputs(implementation):
     np.testing.assert_array_equal([total, *gradient], 0.0)
 
 
-def test_fused_kernels_do_not_support_sinks_and_misshapen_sinks_raise_error():
+def test_fused_kernels_do_not_support_sinks_and_sinks_of_wrong_shape_are_rejected():
     assert "sinks" in unsupported_scores(Scores(sink=jnp.zeros(4)))
     query = jnp.zeros((1, 4, 3, 2))
     wrong = partial(dot_product_attention, scores=Scores(sink=jnp.zeros(3)))

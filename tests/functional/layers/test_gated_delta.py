@@ -83,7 +83,7 @@ def test_steps_and_chunks_of_delta_rule_equal_formula(form, length, seed, every)
 
 
 @pytest.mark.parametrize("strength", [0.0, 1e-4, 30.0, 1e4])
-def test_delta_rule_is_exact_for_weak_and_strong_decays(strength):
+def test_chunked_delta_rule_equals_the_reference_for_weak_and_strong_decays(strength):
     """No decay, a decay that rounds to none over a step, and decays to 0 in one step."""
     inputs, memory = draw(1, 3 * CHUNK, np.zeros((2, 3 * CHUNK), bool), strength)
     for found, wanted in zip(

@@ -105,7 +105,7 @@ def test_initial_gain_gives_outputs_of_variance_1_for_any_input_power(power, fan
 
 
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
-def test_with_initial_weights_each_query_scores_its_own_key_highest(num_kv_heads):
+def test_each_query_scores_its_own_key_highest_at_initialization_without_residuals(num_kv_heads):
     """Its score with itself is above those with others, by what the heads of a group share."""
     sublayer = MatchedAttention(4, num_kv_heads, 16, mask=Packed())
     weights = Plain(sublayer).init(jax.random.key(0), DIM, Initial(1))["attention"]

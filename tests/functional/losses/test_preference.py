@@ -110,7 +110,7 @@ def test_advantages_of_a_group_have_mean_zero(rewards):
     np.testing.assert_allclose(on_jax(group_advantages, rewards, epsilon=1e-3), expected, atol=1e-3)
 
 
-def test_equal_rewards_give_no_advantage():
+def test_equal_rewards_in_a_group_give_advantages_of_zero():
     assert not group_advantages(jnp.full((2, 4), 0.7)).any()
 
 

@@ -5,7 +5,9 @@ from tests.mutation.changes import Replace, gives
 
 STOPS = "decoding/test_stop_strings.py"
 GRAMMARS = "decoding/test_grammars.py"
-CONSTRAINTS = "decoding/test_constraints.py::test_decoding_constraints_equal_python_reference"
+CONSTRAINTS = (
+    "decoding/test_constraints.py::test_decoding_constraints_change_scores_like_a_python_reference"
+)
 PENALTIES = (
     "decoding/test_constraints.py::"
     "test_frequency_penalty_is_subtracted_per_occurrence_and_presence_penalty_once"
@@ -45,7 +47,7 @@ BUGS = (
         "the weights of files are ignored",
         "training.data.examples:repeat_by_weight",
         Replace("text.weight", "1.0"),
-        "training/data/test_examples.py::test_each_record_is_repeated_as_often_as_the_weight_of_its_file_states",
+        "training/data/test_examples.py::test_records_are_repeated_in_proportion_to_the_weight_of_their_file",
     ),
     Bug(
         "a stop string is forgotten after a wrong character",
@@ -170,13 +172,13 @@ BUGS = (
         "a chat forgets the answers",
         "cli.chat:Chat.answer",
         Replace('self.messages.append({"role": "assistant", "content": answer})', "pass"),
-        f"{CHAT}::test_each_answer_continues_the_conversation_so_far",
+        f"{CHAT}::test_chat_prompt_contains_all_previous_messages_until_the_conversation_is_cleared",
     ),
     Bug(
         "Ctrl-C ends a chat",
         "cli.chat:Chat.answer",
         Replace("suppress(KeyboardInterrupt)", "suppress()"),
-        f"{CHAT}::test_interrupt_stops_the_answer_and_keeps_what_was_written",
+        f"{CHAT}::test_keyboard_interrupt_stops_a_chat_answer_but_keeps_the_text_written_so_far",
     ),
     Bug(
         "a chat forgets the newest messages",

@@ -77,7 +77,7 @@ BUGS = (
         "an error of the background writer is dropped",
         "artifacts.checkpoint:CheckpointWriter.wait",
         drops_errors,
-        f"{TESTS}::test_error_of_background_save_is_raised",
+        f"{TESTS}::test_error_of_a_background_save_is_raised_at_the_next_save_or_wait_or_exit",
     ),
     Bug(
         "keep_period is ignored",
@@ -115,7 +115,7 @@ BUGS = (
         "artifacts.checkpoint:_warn_about",
         inside("_step", gives(0)),  # no checkpoint counts as newer
         f"{DAMAGE}::test_damaged_checkpoint_is_skipped_with_warning "
-        "cli/test_damage.py::test_a_damaged_checkpoint_is_named_and_skipped",
+        "cli/test_damage.py::test_generate_and_evaluate_name_a_damaged_checkpoint_and_use_the_previous_one",
     ),
     Bug(
         "a missing file does not count as damage",

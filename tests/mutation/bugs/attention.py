@@ -79,7 +79,7 @@ BUGS = (
         "a fused kernel drops the sink",
         "functional.attention.fused_kernels:unsupported_scores",
         Replace("scores.sink is not None", "False"),
-        f"{SINKS}::test_fused_kernels_do_not_support_sinks_and_misshapen_sinks_raise_error",
+        f"{SINKS}::test_fused_kernels_do_not_support_sinks_and_sinks_of_wrong_shape_are_rejected",
     ),
     # ---- output gates
     Bug(

@@ -156,7 +156,7 @@ BUGS = (
         "prompts are held out one by one",
         "training.data.examples:split_texts",
         Replace("text.question", "str(id(text))"),
-        f"{EXAMPLES}::test_similar_prompts_are_held_out_together",
+        f"{EXAMPLES}::test_records_with_the_same_prompt_are_in_the_same_split",
     ),
     Bug(
         "DPO ignores the model before the tuning",

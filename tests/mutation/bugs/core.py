@@ -84,7 +84,7 @@ BUGS = (
         "masked values are not zeroed, so 0 × NaN gives NaN",
         "functional.attention.attend:_zero_masked",
         zeroes_queries_only,
-        f"{ATTENTION}::test_nan_in_masked_keys_and_values_does_not_spread",
+        f"{ATTENTION}::test_nan_in_padding_does_not_change_the_output_and_gradients_of_attention",
     ),
     Bug(
         "fused attention falls back silently",
@@ -152,7 +152,7 @@ BUGS = (
         "patches outside the blocks are dropped",
         "functional.model:Model.forward",
         Replace("tokens.hook(run.hooks)", "tokens.hook(replace(run.hooks, patch={}))"),
-        f"{DISCIPLINE}::test_patching_all_embeddings_with_those_of_a_text_gives_its_logits",
+        f"{DISCIPLINE}::test_patching_in_all_embeddings_of_another_text_gives_the_logits_of_that_text",
     ),
     Bug(
         "a declared hook point is never called",
@@ -248,7 +248,7 @@ BUGS = (
         "batch elements get the sources in a wrong order",
         "functional.attention.heads:ungroup_heads",
         lambda _: lambda x, batch_and_heads: x.reshape(*batch_and_heads, *x.shape[-2:]),
-        f"{SOURCE}::test_shared_source_gives_the_logits_of_a_separate_copy_per_sequence",
+        f"{SOURCE}::test_batch_elements_that_share_a_source_have_the_logits_of_separate_copies",
     ),
     Bug(
         "the source's padding is seen by cross-attention",

@@ -105,7 +105,7 @@ BUGS = (
         "every block is shuffled with the same random words",
         "training.data.windows:WindowBatches._words",
         takes(start=lambda start: start % 4),
-        f"{WINDOWS}::test_random_bits_do_not_depend_on_the_start_of_the_requested_range",
+        f"{WINDOWS}::test_random_numbers_of_a_range_equal_that_slice_of_the_whole_sequence",
     ),
     Bug(
         "a process reads whole micro-batches, not a share of each",

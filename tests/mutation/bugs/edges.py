@@ -6,7 +6,7 @@ from tests.mutation.changes import Replace
 GRAPH, PATCH = "interpret/test_graph.py", "interpret/test_edges.py"
 ATTRIBUTION, CIRCUITS = "interpret/test_edge_attribution.py", "interpret/test_circuits.py"
 PAIRS = f"{GRAPH}::test_edges_are_all_pairs_whose_sender_is_computed_before_the_receiver"
-NODES = f"{GRAPH}::test_a_circuit_of_nodes_has_all_edges_between_them"
+NODES = f"{GRAPH}::test_circuit_built_from_nodes_contains_every_edge_between_them"
 PARALLEL = "test_parallel_blocks_have_no_edge_from_a_head_to_its_own_feed_forward_layer"
 PARALLEL = f"{GRAPH}::{PARALLEL}"
 NUMPY_PATCH = f"{PATCH}::test_path_patching_effects_equal_a_numpy_implementation[none]"

@@ -299,13 +299,13 @@ BUGS = (
             'self.outside.taken["max_position_embeddings"]',
             'self.outside.whole("max_position_embeddings")',
         ),
-        "hub/test_options.py::test_original_context_length_outside_rope_options_takes_precedence",
+        "hub/test_options.py::test_original_context_length_beside_the_rope_options_overrides_the_one_inside_them",
     ),
     Bug(
         "the original length outside of the rotary options is ignored",
         "hub.positions:RotaryEntry.scaling",
         takes(length=lambda _: None),
-        "hub/test_options.py::test_original_context_length_outside_rope_options_takes_precedence",
+        "hub/test_options.py::test_original_context_length_beside_the_rope_options_overrides_the_one_inside_them",
     ),
     Bug(
         "an adapter beside a model is ignored",

@@ -55,7 +55,7 @@ BUGS = (
         "a page encodes a source without the tokens before and after it",
         "interpret.page_tokenizer:tokenizer_data",
         Replace("(list(tokenizer.before), list(tokenizer.after))", "([], [])"),
-        f"{PAGE_SOURCE}::test_typed_source_has_the_ids_of_python_and_gives_the_logits_of_jax",
+        f"{PAGE_SOURCE}::test_typed_source_gives_the_token_ids_of_python_and_the_logits_of_jax",
     ),
     # ---- scores
     Bug(
@@ -266,6 +266,6 @@ BUGS = (
         "the cost of compiling a sweep is ignored",
         "interpret.sweep:choose_starts",
         Replace("2 * starts * compilation", "0.0"),
-        "interpret/test_sweep.py::test_sweep_resumes_only_for_large_models",
+        "interpret/test_sweep.py::test_patch_sweep_skips_tokens_before_the_patch_only_in_large_models",
     ),
 )

@@ -71,7 +71,7 @@ BUGS = (
             "ungroup_heads(jnp.where(visible, scores, -jnp.inf), query.shape[:-2])",
             "ungroup_heads(scores, query.shape[:-2])",
         ),
-        f"{POINTS}::test_scores_are_scaled_products_of_visible_pairs",
+        f"{POINTS}::test_captured_attention_scores_are_scaled_products_and_minus_infinity_if_masked",
     ),
     Bug(
         "an edit of the scores makes masked keys visible",
@@ -95,7 +95,7 @@ BUGS = (
             "x.astype(jnp.float32).var(axis=-1, keepdims=True)",
             "jnp.square(x.astype(jnp.float32)).mean(axis=-1, keepdims=True)",
         ),
-        f"{POINTS}::test_divisor_is_the_deviation_of_the_input_of_the_norm",
+        f"{POINTS}::test_divisor_hook_point_is_the_standard_deviation_or_rms_of_the_input_of_the_norm",
     ),
     Bug(
         "the divisor of a norm after a sub-layer is not captured",
@@ -104,7 +104,7 @@ BUGS = (
             'y = self._norm("post_sublayer", weights, y, at.hook)',
             'y = self._norm("post_sublayer", weights, y, NO_HOOK)',
         ),
-        f"{POINTS}::test_divisor_is_the_deviation_of_the_input_of_the_norm",
+        f"{POINTS}::test_divisor_hook_point_is_the_standard_deviation_or_rms_of_the_input_of_the_norm",
     ),
     Bug(
         "scores of keys without a slot are 0 in generate",
@@ -116,7 +116,7 @@ BUGS = (
         "fused attention runs although its scores are captured",
         "functional.tokens:choose_implementation",
         Replace('{f"{name}.scores", f"{name}.weights"}', '{f"{name}.weights"}'),
-        f"{POINTS}::test_scores_are_scaled_products_of_visible_pairs",
+        f"{POINTS}::test_captured_attention_scores_are_scaled_products_and_minus_infinity_if_masked",
     ),
     Bug(
         "the divisor of an attributed norm is not constant",

@@ -68,7 +68,7 @@ BUGS = (
         "position vectors begin with the second one",
         "functional.position_vectors:encode_positions",
         Replace("jnp.arange(length, dtype=jnp.int32)", "1 + jnp.arange(length, dtype=jnp.int32)"),
-        f"{NOTES}::test_position_vectors_are_given_as_an_array_or_computed_by_a_function",
+        f"{NOTES}::test_position_vectors_may_be_an_array_or_a_function",
     ),
     Bug(
         "one step of a recurrent cell ignores the state",

@@ -7,10 +7,10 @@ NEURONS = "interpret/test_neurons.py"
 UNITS = f"{NEURONS}::test_unit_attribution_equals_projected_unit_output"
 CIRCUITS = "interpret/test_head_circuits.py"
 COMPOSED = f"{CIRCUITS}::test_composition_scores_equal_norms_of_products_of_full_matrices"
-TOKENS = f"{CIRCUITS}::test_circuits_between_tokens_equal_products_of_full_matrices"
+TOKENS = f"{CIRCUITS}::test_token_circuits_equal_products_of_the_full_ov_and_qk_matrices"
 HEADS = "interpret.linear_heads:_weights_of_layer"
 AUTOENCODERS = "interpret/test_autoencoders.py"
-FEATURES = f"{AUTOENCODERS}::test_features_and_reconstructions_equal_the_formula"
+FEATURES = f"{AUTOENCODERS}::test_autoencoder_features_and_reconstructions_equal_their_formulas"
 LOAD = "interpret.autoencoders:load_autoencoder"
 INTERCHANGE = "interpret/test_interchange.py"
 ALIGNMENT = "interpret/test_alignment.py"
@@ -103,7 +103,7 @@ BUGS = (
         "circuits of tokens omit the norm before the head",
         "interpret.head_circuits:_token_maps",
         Replace('norm_before(stack.final_norm, weights.get("final_norm", {}), kernel)', "kernel"),
-        f"{TOKENS} {CIRCUITS}::test_copying_scores_equal_eigenvalues_of_the_full_circuit",
+        f"{TOKENS} {CIRCUITS}::test_copying_scores_equal_eigenvalues_of_the_full_ov_circuit",
     ),
     Bug(
         "circuits of a parallel layer use the norm named attention_norm",
@@ -112,7 +112,7 @@ BUGS = (
             'part.norm_name(attention) if isinstance(part, Parallel) else "attention_norm"',
             '"attention_norm"',
         ),
-        f"{CIRCUITS}::test_circuits_use_the_shared_norm_of_a_parallel_layer_whose_attention_is_last",
+        f"{CIRCUITS}::test_composition_scores_do_not_depend_on_the_order_of_sublayers_that_share_a_norm",
     ),
     Bug(
         "circuits of a gated head are computed",
@@ -140,7 +140,7 @@ BUGS = (
             "jnp.put_along_axis(zeros, index, largest, axis=-1, inplace=False)",
             "jnp.where(features >= largest[..., -1:], features, zeros)",
         ),
-        f"{AUTOENCODERS}::test_topk_keeps_exactly_k_of_several_equal_features",
+        f"{AUTOENCODERS}::test_topk_autoencoder_keeps_exactly_k_of_several_equal_features",
     ),
     Bug(
         "an autoencoder is spliced at the output of its layer, whatever its hook point",
@@ -155,13 +155,13 @@ BUGS = (
         "hook_resid_pre is read as the output of its layer",
         "interpret.autoencoders:_POINTS",
         lambda points: {**points, "hook_resid_pre": "block.output"},
-        f"{AUTOENCODERS}::test_hook_names_are_translated_to_layers_and_hook_points",
+        f"{AUTOENCODERS}::test_hook_names_of_autoencoders_are_translated_to_layers_and_points",
     ),
     Bug(
         "options in the metadata of a config are not read",
         "interpret.autoencoders:_read_config",
         Replace("isinstance(metadata, dict)", "False"),
-        f"{AUTOENCODERS}::test_hook_names_are_translated_to_layers_and_hook_points "
+        f"{AUTOENCODERS}::test_hook_names_of_autoencoders_are_translated_to_layers_and_points "
         f"{AUTOENCODERS}::test_autoencoders_with_unsupported_options_are_refused",
     ),
     # ---- interchange interventions
@@ -188,7 +188,7 @@ BUGS = (
         "an interchange counts positions from the first token of a pass",
         "interpret.interchange:_interchange_at",
         Replace("jnp.asarray(at.positions)", "jnp.arange(x.shape[1], dtype=jnp.int32)"),
-        f"{INTERCHANGE}::test_generated_tokens_with_an_interchange_equal_predictions_of_a_whole_pass",
+        f"{INTERCHANGE}::test_tokens_generated_with_an_interchange_equal_the_predictions_of_one_uncached_pass",
     ),
     Bug(
         "the intervention takes source values from another layer",
@@ -213,7 +213,7 @@ BUGS = (
         "the learnt rotation is not orthonormal",
         "interpret.alignment:_rotation",
         Replace("jnp.linalg.qr(free)[0].T", "free.T"),
-        f"{ALIGNMENT}::test_rotations_are_orthonormal_bases_of_the_free_columns {RECOVERED}",
+        f"{ALIGNMENT}::test_alignment_rotation_is_an_orthonormal_basis {RECOVERED}",
     ),
     Bug(
         "the training of an alignment increases the loss",

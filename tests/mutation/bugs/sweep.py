@@ -35,7 +35,7 @@ BUGS = (
         "runs of different weight decays share a program",
         "training.group:shared_settings",
         Replace("_OF_THE_RATE", "(*_OF_THE_RATE, 'weight_decay')"),
-        f"{RESULTS}::test_runs_share_a_program_only_if_just_seed_and_learning_rate_differ",
+        f"{RESULTS}::test_runs_share_a_program_only_if_they_differ_in_nothing_but_seed_and_learning_rate",
     ),
     Bug(
         "a diverged run ends the sweep",
@@ -78,13 +78,13 @@ BUGS = (
         "runs on pairs share data of another case or length",
         "training.sweep:Planned.data_key",
         Replace("not isinstance(config, TextTraining)", "False"),
-        f"{RESULTS}::test_runs_share_their_data_only_if_no_setting_of_the_data_differs",
+        f"{RESULTS}::test_runs_share_their_data_only_if_their_data_settings_are_equal",
     ),
     Bug(
         "a skipped update counts as the end of a run",
         "training.log:has_diverged",
         Replace("config.non_finite == 'stop'", "True"),
-        f"{RESULTS}::test_skipped_updates_are_no_divergence_unless_the_run_ended_with_them",
+        f"{RESULTS}::test_run_with_skipped_updates_counts_as_diverged_only_if_it_ended_with_them",
     ),
     Bug(
         "the standard error is that of a single run",
@@ -96,7 +96,7 @@ BUGS = (
         "the largest loss is marked as the best",
         "training.sweep_results:table",
         Replace("min", "max"),
-        f"{RESULTS}::test_table_marks_the_best_mean_and_counts_diverged_runs",
+        f"{RESULTS}::test_sweep_table_marks_the_best_mean_and_counts_diverged_runs",
     ),
     Bug(
         "a diverged run is part of the mean curve",

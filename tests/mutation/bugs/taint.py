@@ -7,7 +7,7 @@ from tests.mutation.bug import Bug
 from tests.mutation.changes import Replace, gives, inside, takes, unchanged, without
 
 TAINT = "verify/test_taint.py::test_taint_analysis_finds_exactly_the_dependencies_of_a_function"
-NO_RULE = "verify/test_taint.py::test_primitive_unknown_to_taint_analysis_depends_on_all_operands"
+NO_RULE = "verify/test_taint.py::test_output_of_an_unknown_primitive_depends_on_all_operands"
 PRIMITIVES = (
     "verify/test_primitives.py::test_taint_analysis_of_a_jax_primitive_finds_exact_dependencies"
 )
@@ -98,7 +98,7 @@ BUGS = (
         "a current 0 stops the marks of later loop steps",
         "verify.loops:marks_of_any_length",
         inside("VARIES", np.zeros_like),
-        "verify/test_primitives.py::test_dependency_is_found_if_a_zero_blocks_it_in_only_one_loop_step",
+        "verify/test_primitives.py::test_taint_analysis_finds_a_dependency_that_a_zero_blocks_in_only_one_loop_step",
     ),
     # ---- the rules of primitives
     Bug(

@@ -148,7 +148,7 @@ BUGS = (
         "the loss floor includes tokens inside the prefix",
         "verify.certificate:_floor",
         takes(subject=having(minimum_prefill=1)),
-        f"{SUBJECT}::test_lower_bound_of_loss_is_not_checked_on_targets_within_the_prefix",
+        f"{SUBJECT}::test_model_verification_does_not_check_the_loss_floor_on_targets_within_the_prefix",
     ),
     Bug(
         "a certificate omits the dtype of its checks",

@@ -87,7 +87,7 @@ def test_every_token_of_a_text_record_is_a_target():
     assert all(example.mask) and example.num_targets == len(example.ids) - 1
 
 
-def test_fields_of_a_record_determine_its_form():
+def test_form_of_a_training_record_is_recognized_by_its_fields():
     assert find_form({"prompt": "a", "completion": "b", "text": "c"}) == "prompt and completion"
     assert find_form({"messages": [], "prompt": "a"}) == "messages"
     assert find_form({"prompt": "a"}) is None and find_form(["text"]) is None
@@ -95,7 +95,7 @@ def test_fields_of_a_record_determine_its_form():
 
 @pytest.mark.parametrize("suffix", ["jsonl", "json", "parquet"])
 @pytest.mark.parametrize("name", RECORDS)
-def test_records_are_recognised_in_every_format(name, suffix, tmp_path):
+def test_records_are_recognized_in_jsonl_and_json_and_parquet_files(name, suffix, tmp_path):
     path, record = tmp_path / f"a.{suffix}", RECORDS[name]
     if suffix == "jsonl":
         write(path, record, record)
@@ -146,7 +146,7 @@ def test_error_for_an_invalid_record_names_file_and_line(name, tmp_path):
     assert f"{path}: line 2" in message and reason in message
 
 
-def test_each_record_is_repeated_as_often_as_the_weight_of_its_file_states(tmp_path):
+def test_records_are_repeated_in_proportion_to_the_weight_of_their_file(tmp_path):
     """Fractions are drawn by chance, so their number is close to the expected one."""
     for name in "abc":
         write(tmp_path / f"{name}.jsonl", *({"text": f"{name} {n}"} for n in range(400)))
@@ -163,7 +163,7 @@ def test_each_record_is_repeated_as_often_as_the_weight_of_its_file_states(tmp_p
     assert repeat_by_weight(texts, 0) == repeated != repeat_by_weight(texts, 1)
 
 
-def test_similar_prompts_are_held_out_together(tmp_path):
+def test_records_with_the_same_prompt_are_in_the_same_split(tmp_path):
     records = [{"prompt": f"question {n % 10}", "completion": str(n)} for n in range(60)]
     texts = list(read_examples([write(tmp_path / "a.jsonl", *records)], PLAIN))
     train, held_out = split_texts(texts, 0.2)

@@ -72,7 +72,7 @@ def test_batches_contain_every_example_once_per_epoch(found, batch_size, accumul
 
 
 @given(st.lists(st.integers(2, LENGTH + 1), min_size=1, max_size=40))
-def test_sequences_are_never_overfull_and_rarely_half_empty(lengths):
+def test_packed_sequences_never_exceed_the_length_and_are_rarely_half_empty(lengths):
     sequences = pack(np.array(lengths), range(len(lengths)), LENGTH)
     used = [sum(lengths[i] - 1 for i in sequence) for sequence in sequences]
     assert sorted(i for sequence in sequences for i in sequence) == list(range(len(lengths)))
@@ -160,7 +160,7 @@ def test_restored_iterator_continues_with_the_next_batch():
     assert "packs" in error_of(_batches(packs=False).restore, state)
 
 
-def test_wrong_examples_raise_an_error():
+def test_packed_batches_reject_an_empty_set_of_examples_and_too_long_examples():
     none = Examples.join([])
     assert "at least one" in error_of(lambda: PackedBatches(none, LENGTH, 1))
     long = Examples.join([Example(range(LENGTH + 2), [True] * (LENGTH + 2))])

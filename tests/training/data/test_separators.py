@@ -133,7 +133,7 @@ def test_every_document_of_a_split_text_begins_and_ends_with_end_of_text(tmp_pat
 
 
 @pytest.mark.slow
-def test_evaluate_treats_text_between_separators_as_documents(tmp_path, capsys):
+def test_evaluate_treats_text_between_end_of_text_tokens_as_separate_documents(tmp_path, capsys):
     (tmp_path / "a.txt").write_text(f"{END}\n".join(STORIES))
     (tmp_path / "b").mkdir()
     for number, story in enumerate(STORIES):

@@ -171,7 +171,7 @@ def test_windows_of_a_large_text_are_shuffled_in_blocks(shape, block):
         assert np.array_equal(epochs, _epochs(_batches(shape), length, 2))
 
 
-def test_random_bits_do_not_depend_on_the_start_of_the_requested_range():
+def test_random_numbers_of_a_range_equal_that_slice_of_the_whole_sequence():
     """Each block therefore uses different random words, for any start."""
     batches = WindowBatches(np.arange(100), 2, 1)
     words = batches._words(3, 0, 51)

@@ -48,7 +48,7 @@ class Sum(NamedTuple):
 
 
 def make_sum(a: int, b: int) -> Sum:
-    """Returns a sum whose digits are apart: the tokenizer merges only some pairs of digits."""
+    """Returns a sum with spaces between digits, as the tokenizer merges only some digit pairs."""
     first, second, total = (" ".join(str(number)) for number in (a, b, a + b))
     return Sum(f"What is {first} + {second} ?", total)
 
@@ -146,8 +146,8 @@ def attempt(model, params, tokenizer: Tokenizer, sums: list[Sum], key) -> Attemp
 def make_update(model, optimizer):
     """Returns a compiled GRPO update.
 
-    The parameters that generated the answers are updated once. So the ratio of the probabilities is
-    1, and only its gradient matters.
+    Each batch of answers is used for only one update. The ratio of new to old probabilities is
+    therefore 1, and only the gradient of the ratio matters.
     """
 
     @jax.jit
@@ -168,7 +168,7 @@ def make_update(model, optimizer):
 
 def improve(model, params, tokenizer: Tokenizer, sums, held_out, steps: int) -> list[dict]:
     """Tunes by rewards; returns the accuracy on practised and held-out sums during the training."""
-    # The first updates of Adam are large in every parameter, whatever the gradient is.
+    # Warm-up is needed, because Adam's first updates are large even for small gradients.
     rate = optax.warmup_constant_schedule(0.0, RATE, WARMUP)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
     update = make_update(model, optimizer)

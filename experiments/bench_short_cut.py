@@ -108,7 +108,7 @@ def measure(sizes: tuple[int, int, int], has_heads: bool, rounds: int) -> dict:
 
 def main():
     parser = Parser(__doc__)
-    models = [(4, 128), (4, 256), (12, 256), (12, 768)]
+    models = [(4, 128), (12, 256), (12, 768)]
     parser.add_argument("--models", type=model_size, nargs="+", default=models)
     parser.add_argument("--length", type=at_least(2), default=48)
     parser.add_argument("--heads", action="store_true", help="patch each head separately")

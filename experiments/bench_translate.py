@@ -19,8 +19,8 @@ from jaxformer.bench.models import step_seconds
 # tokens.
 SOURCE, NEW, BATCHES = 24, 32, 4
 
-# The size "small" is that of the Multi30k model of experiments/translate.py. The size "base" is
-# that of the base model of Vaswani et al. 2017.
+# "small" is the size of the Multi30k model of experiments/translate.py. "base" is the size of the
+# base model of Vaswani et al. 2017.
 SIZES = {
     "small": {"num_layers": 4, "embed_dim": 128, "num_heads": 4, "mlp_dim": 256, "vocab": 5000},
     "base": {"num_layers": 6, "embed_dim": 512, "num_heads": 8, "mlp_dim": 2048, "vocab": 32_000},

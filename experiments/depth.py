@@ -8,8 +8,9 @@ training, and the losses (Xiong et al. 2020; lecture 11 §3).
 
 By default, training has 10 warm-up steps, and the weights are drawn from N(0, 1/inputs). A
 sub-layer with these weights preserves the scale of its input. Results named "with care" use the
-weights of `init` and 100 warm-up steps. `init` draws weights from N(0, 0.02²) and divides those in
-the last linear layer of each sub-layer by √(2 layers). One `vmap` trains all seeds together.
+weights of `init` and 100 warm-up steps. `init` draws weights from N(0, 0.02²) and divides the
+weights of the last linear layer of each sub-layer by √(2 · number of layers). One `vmap` trains all
+seeds together.
 """
 
 from functools import partial
@@ -29,7 +30,7 @@ from jaxformer.training.optimizer import Schedule, make_optimizer
 from jaxformer.training.step import init_state, make_step, updates
 
 LENGTH, BATCH = 64, 4
-# The picture shows gradient norms below this value as this value.
+# Smaller gradient norms are plotted at this value.
 LEAST = 1e-12
 
 # Each value is (norm position, whether the initial weights of the blocks are drawn from

@@ -9,12 +9,12 @@
 
 The devices are simulated on the CPU. For each model and each mesh, the script compares 20 updates,
 the gradient of the first batch, greedy generation, and beam search with 4 beams. Some models are
-decoders whose layers are those of a published family, such as Mixtral. Only mixture-of-experts
+decoders with the layer types of a published family, such as Mixtral. Only mixture-of-experts
 models run on meshes with the axis "expert".
 
 A rounding difference can change which expert a router chooses. With `--control`, the script also
 trains on one device from weights that were changed by about one rounding error. A mesh
-passes if its results differ from those of one device by no more than the results of this control
+passes if its results deviate from the results on one device no more than the results of the control
 run do.
 """
 
@@ -176,8 +176,8 @@ def exchanges(kind: str, mesh) -> dict[str, int]:
 def generated(model, variables):
     """Returns greedy continuations of 8 prompts, and beam search continuations of 2 of the prompts.
 
-    Each of the 2 prompts has 4 beams, and the number of all beams equals the number of devices. The
-    number of prompts in beam search, 2, is smaller than the number of devices.
+    Beam search has fewer prompts (2) than the 8 devices, and as many beams (2 prompts × 4) as
+    devices.
     """
     if isinstance(model.config, EncoderConfig):
         return []

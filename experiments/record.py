@@ -151,7 +151,7 @@ def _version(name: str) -> str | None:
 def record_command(name: str, command: list[str]) -> None:
     """Runs a command and records the exit status, the time and the output.
 
-    The record contains the JSON object that the command printed, or else the last line.
+    The record contains the output if it is JSON, and otherwise the last line of the output.
     """
     begin, lines = time.perf_counter(), []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -139,13 +139,13 @@ def trainer(name: str, ids, held_out, steps: int) -> LossOf:
 
 
 def resumable(name: str, train: LossOf, steps: int, file: Path) -> LossOf:
-    """Returns `train` without the runs whose losses are in a file, to which it adds its own.
+    """Wraps `train`: reads the losses of finished runs from a file, and appends each new loss.
 
     Args:
         name: The name of the model.
         train: Trains the model.
         steps: The number of steps of each run.
-        file: A line contains the name, the number of steps, the rate, the seed and the loss.
+        file: Each line has the name, the number of steps, the rate, the seed and the loss of a run.
     """
     file.touch()
     lines = map(json.loads, file.read_text().splitlines())

@@ -187,8 +187,8 @@ def _losses_by_rate() -> str:
     def cell(losses: list[float] | None, is_best: bool) -> str:
         if losses is None:
             return " "
+        assert len(losses) == 3
         shown = "diverged" if None in losses else f"{statistics.mean(losses):.3f}"
-        shown = f"{shown} ({len(losses)})"
         return f" **{shown}** " if is_best else f" {shown} "
 
     lines = []

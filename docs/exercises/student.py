@@ -40,7 +40,7 @@ class Submission:
                 self.errors.append(f"{type(error).__name__}: {error}")
 
     def __getattr__(self, name: str) -> Any:
-        """Returns the student's function.
+        """Returns a function that the student wrote in the notebook.
 
         Raises:
             AssertionError: The file does not define the name.

@@ -92,7 +92,10 @@ def scale(value, at, factors):
 
 @cache
 def losses_without(model, seed):
-    """Returns (variables, tokens, losses of both copies without each head) of a random model."""
+    """Returns (variables, tokens, losses) of a random model.
+
+    The losses [2, layers, heads] are those on the first and the second copy without each head.
+    """
     tokens = copies(seed)
     variables = model.init(jax.random.key(seed), tokens)
     shape = model.config.num_layers, model.config.num_heads

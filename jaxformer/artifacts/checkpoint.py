@@ -293,8 +293,8 @@ class NotFinite(ValueError):
 class CheckpointWriter:
     """Context manager that writes checkpoints in the background, one at a time.
 
-    If a save fails, the next `save` or `wait` or the end of the context raises its error. The end
-    of the context waits for the last save.
+    If a save fails, its error is raised by the next call of `save` or `wait`, or at the end of the
+    context. The end of the context waits for the last save.
     """
 
     def __init__(self, folder: Path, max_to_keep: int = 2, keep_period: int | None = None):

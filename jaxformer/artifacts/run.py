@@ -99,7 +99,7 @@ class RunFolder:
     def is_free(self) -> bool:
         """Whether a new run may start in this folder.
 
-        The folder must be missing or empty, or its run must have been killed before it wrote a
+        The folder must be missing or empty, or its run must have been killed before the run wrote
         config.json.
         """
         if not self.path.exists():
@@ -344,7 +344,7 @@ def read_origin(sections: dict, where: Path) -> Origin | None:
 def keep(run: Path, copy: Path, step: int) -> None:
     """Copies the checkpoint at `step`, and the files needed to load it, into the folder `copy`.
 
-    The copy remains loadable when the run continues training. If both folders are on one disk,
+    The copy remains loadable even if `run` continues training. If both folders are on one disk,
     files are hard-linked and take no additional space.
 
     Raises:

@@ -1,8 +1,8 @@
 """Models in jaxformer's own format: folders that `save` writes, and training runs.
 
 The folder of a saved model contains config.json (the model's config and the version of the format),
-model.safetensors and, if the model has a tokenizer, tokenizer.json. A tokenizer that came from a
-folder of transformers keeps its settings files.
+model.safetensors and, if the model has a tokenizer, tokenizer.json. If the tokenizer came from a
+folder of transformers, the folder also contains the tokenizer's settings files.
 
 If the caller built the model with a custom mask or custom layers, config.json also stores the mask
 and the layers. `artifacts.values` stores the caller's classes and functions by name.
@@ -190,8 +190,8 @@ def own_folder(
 ) -> Stored:
     """Opens a folder in jaxformer's own format.
 
-    For a run, the parameters are those of its newest undamaged checkpoint, with a warning if newer
-    checkpoints are damaged.
+    For a run, the parameters come from its newest undamaged checkpoint. If newer checkpoints are
+    damaged, a warning is issued.
 
     Args:
         folder: A run, or a folder that `save` wrote.
@@ -252,7 +252,7 @@ def run_tokenizer(run: RunFolder) -> Tokenizer:
 
 
 def read_lora(sections: dict, where: Path) -> LoraConfig:
-    """Returns the LoRA settings in config.json, or the defaults (no adapter) if there are none.
+    """Returns the LoRA settings in config.json, or the defaults (no adapter) if it has no settings.
 
     Args:
         sections: The sections of config.json.

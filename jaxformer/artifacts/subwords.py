@@ -189,10 +189,10 @@ class Subwords(Tokenizer):
 class SubwordStream:
     """Incremental decoder that returns whole words.
 
-    The texts that `push` and `flush` return are the parts of `decode(before + ids)` from the first
-    character that differs from `decode(before)`. The new ids may change how the last bytes of
-    `before` are decoded, for example by completing a character. The stream then returns the changed
-    text.
+    Together, the texts that `push` and `flush` return are the end of `decode(before + ids)`, from
+    the first character that differs from `decode(before)`. The new ids may change how the last
+    bytes of `before` are decoded, for example by completing a character. The stream then returns
+    the changed text.
 
     `push` returns text only if no later token can change the text. So `push` returns whole words,
     and waits for the end of a sequence of byte tokens. Byte fallback decodes a sequence of byte

@@ -1,7 +1,8 @@
 """Readers and writers of safetensors files, single or sharded with an index.
 
-`flat` maps paths, which serve as tensor names in jaxformer's files, to the arrays of a tree. Pickle
-files are never opened. Every error is a ValueError that gives the file and the fault.
+`flat` converts a tree to a dict from paths to arrays. In jaxformer's files, the paths are the names
+of the tensors. Pickle files are never opened. Every error is a ValueError that gives the file and
+the fault.
 """
 
 import hashlib

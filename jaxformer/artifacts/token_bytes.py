@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import tokenizers
 
 NUM_BYTES = 256
-# Name of a token that stands for one byte, for characters without a token of their own.
+# Name of a token that stands for one byte. Byte tokens encode characters that are not tokens.
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 # Decoder steps that change each token independently of the tokens around it. "Strip" only
 # removes a space at the beginning of a text, so it does not change generated tokens, which follow a
@@ -53,8 +53,8 @@ def byte_level_bytes(backend: tokenizers.Tokenizer) -> list[bytes]:
 def vocabulary_bytes(backend: tokenizers.Tokenizer, steps: list[dict]) -> list[bytes]:
     """Returns the bytes that each id adds to a text; b"" for special tokens and unused ids.
 
-    A SentencePiece decoder drops the leading space of a text's first token. The table keeps this
-    space, because generated tokens follow a prompt.
+    A SentencePiece decoder drops the leading space of a text's first token. The returned bytes
+    include this space, because generated tokens follow a prompt.
 
     Args:
         backend: The tokenizer.

@@ -1,4 +1,4 @@
-"""Base class of all tokenizers, and functions that copy a tokenizer with different settings.
+"""Base class of all tokenizers.
 
 A tokenizer may have more tokens than its model has embeddings, if tokens were added later. Looking
 up an id without an embedding gives NaN. Therefore `bind` stores the model's number of ids in the
@@ -263,7 +263,7 @@ class Tokenizer(ABC):
 
     @cached_property
     def chat_templates(self) -> ChatTemplates | None:
-        """The chat templates of the settings files, or None if there are none."""
+        """The chat templates in the settings files, or None if the files contain no template."""
         begin = self.end_of_text if self.special is None else self.special.begin
         named = {"bos_token": begin, "eos_token": self.end_of_text}
         others = {key: self.token_name(token) for key, token in named.items() if token is not None}
@@ -444,7 +444,8 @@ class Tokenizer(ABC):
     def to_json(self) -> str:
         """Returns the content of ``tokenizer.json``.
 
-        The content keeps the truncation and padding of the original file, which transformers uses.
+        The content includes the truncation and padding settings of the original file, because
+        transformers uses them.
         """
         batching = {name: self.parts[name] for name in ("truncation", "padding")}
         if not any(batching.values()):

@@ -40,7 +40,7 @@ def parsing_special(tokenizer: AnyTokenizer) -> AnyTokenizer:
 
 
 def with_chat_template(tokenizer: AnyTokenizer, source: str) -> AnyTokenizer:
-    """Returns a copy of the tokenizer with a chat template, which replaces the default one."""
+    """Returns a copy of the tokenizer whose default chat template is `source`."""
     changed = copy(tokenizer)
     for derived in ("chat_templates", "turn_end_tokens"):
         changed.__dict__.pop(derived, None)

@@ -37,7 +37,7 @@ Named = type | Callable[..., Any]
 _MIXERS = (attention, convolution, cross_attention, gated_delta, recurrent, short_convolution)
 _MODULES = (experts, feedforward, layer, masks, norms, own_masks, plain, position_vectors, scores)
 _MODULES += _MIXERS
-# The dataclasses for layers, for masks and for parts of them, by the name of the class.
+# The dataclasses for layers, for masks and for parts of layers and masks, by the class name.
 _KNOWN = {RotaryScaling.__name__: RotaryScaling} | {
     name: kind
     for module in _MODULES

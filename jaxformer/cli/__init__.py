@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a subcommand.
 
     Args:
-        argv: The words after `jaxformer`. If None, `sys.argv[1:]` is used.
+        argv: The command-line arguments after `jaxformer`. If None, `sys.argv[1:]` is used.
 
     Returns:
         The exit status: 0, 1 (failure), 2 (bad input), 130 (Ctrl-C), or the error's `status`.

@@ -35,10 +35,11 @@ def parse(kind: type[T], verb: str, argv: list[str]) -> T:
     Args:
         kind: The dataclass of the arguments.
         verb: The name of the subcommand.
-        argv: The words after the subcommand. --help and --help-all print the flags and exit.
+        argv: The command-line arguments after the subcommand. --help and --help-all print the
+            flags and exit.
 
     Raises:
-        ValueError: The words cannot be parsed or a flag would have no effect.
+        ValueError: The command line cannot be parsed or a flag would have no effect.
     """
     return complete(kind, read_given(kind, verb, argv))
 
@@ -46,12 +47,13 @@ def parse(kind: type[T], verb: str, argv: list[str]) -> T:
 def read_given(
     kind: type, verb: str, argv: list[str], default: object = None, main: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Returns the values of the arguments that a command line gives, by key.
+    """Returns {key: value} for the arguments that a command line sets.
 
     Args:
         kind: The dataclass of the arguments.
         verb: The name of the subcommand.
-        argv: The words after the subcommand. --help and --help-all print the flags and exit.
+        argv: The command-line arguments after the subcommand. --help and --help-all print the
+            flags and exit.
         default: An instance of `kind` that provides the defaults. If None, the fields' own defaults
             apply.
         main: The flags that --help lists. If empty, --help lists all flags.
@@ -75,7 +77,7 @@ def read_given(
 
 
 class Line(NamedTuple):
-    """The words of a command line, grouped by the argument to which they belong.
+    """The words of a command line (the strings of `argv`), grouped by flag.
 
     Attributes:
         given: The words of each known flag's value, by the flag's key.
@@ -89,15 +91,15 @@ class Line(NamedTuple):
 
 
 def split(flags: list[Flag], argv: list[str]) -> Line:
-    """Splits a command line into flags with their words, and other words.
+    """Assigns each word of a command line to a flag or to the other words.
 
-    A word that starts with - and a letter is a flag, unless it has a space. The value is the next
-    word, or follows an equals sign. Words after -- never belong to a flag. A positional argument
-    may also be written as a flag: `--prompt TEXT`.
+    A word that starts with - and a letter is a flag, unless it contains a space. The value of a
+    flag is the next word, or the text after an equals sign. Words after -- never belong to a flag.
+    A positional argument may also be written as a flag: `--prompt TEXT`.
 
     Args:
         flags: The known flags.
-        argv: The words after the subcommand.
+        argv: The command-line arguments after the subcommand.
 
     Raises:
         ValueError: a flag lacks its value, or a flag that takes no value has one.
@@ -112,11 +114,11 @@ def split(flags: list[Flag], argv: list[str]) -> Line:
 
 
 def take(flags: list[Flag], argv: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Returns the words of each known flag's value, by the flag's key, and all other words.
+    """Returns {flag key: words of the flag's value} for the known flags, and all other words.
 
     Args:
         flags: The known flags.
-        argv: The words after the subcommand.
+        argv: The command-line arguments after the subcommand.
 
     Raises:
         ValueError: a flag lacks its value, or a flag that takes no value has one.
@@ -190,7 +192,7 @@ def _about_unknown(names: list[str], flags: list[Flag], verb: str) -> str:
 
 
 def read_values(flags: list[Flag], words: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Converts the texts after the flags to values; raises ValueError for an invalid text."""
+    """Parses the words of each flag; raises ValueError for a word that is not a valid value."""
     known = {flag.key: flag for flag in flags}
     return {key: read_value(known[key].name, known[key].hint, words[key]) for key in words}
 

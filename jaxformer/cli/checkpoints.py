@@ -112,7 +112,7 @@ def load_model(arguments: RunArguments) -> Generator["Checkpoint"]:
 
 
 def report_special(tokenizer: Tokenizer, where: str, parts: Iterable[str]) -> None:
-    """Reports on standard error how the special tokens that a text spells out are encoded.
+    """Prints to standard error how the special tokens that occur in a text are encoded.
 
     Args:
         tokenizer: The tokenizer that encodes the text.

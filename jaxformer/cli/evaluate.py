@@ -71,7 +71,7 @@ class EvaluateArguments(DecodingArguments):
     """for models that translate: tokenizer of sacrebleu, such as zh for Chinese; default: the run's
     setting, or 13a"""
     batch_size: int | None = None
-    """windows of text per batch; default: 16, or fewer if they have more than 16,384 tokens"""
+    """windows of text per batch; default: 16, or fewer to keep a batch within 16,384 tokens"""
     score_first_token: Switch = False
     """also score the first token of each document, after a beginning-of-text or end-of-text token;
     without this flag, the first token is scored only if the tokenizer puts a token before each

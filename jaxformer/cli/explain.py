@@ -12,7 +12,7 @@ from jaxformer.cli.flags import OutFile, check_out, positional
 from jaxformer.models.config.needs import Needs, Spelling, is_one_of
 from jaxformer.terminal import say
 
-# From this size in bytes on, the command says why the page is large.
+# For pages of at least this size in bytes, the command says why the page is large.
 LARGE_PAGE = 8_000_000
 
 
@@ -21,9 +21,9 @@ class ExplainArguments(DecodingArguments):
     """Write an interactive page about a model and a text, as one HTML file.
 
     The page shows attention, predictions after each layer, norms, dependencies and decoding. The
-    file works without a network. For a model of at most 30 million parameters, the page contains
+    file works offline. For a model of at most 30 million parameters, the page contains
     the weights and runs the model in the browser. The reader can then edit tokens and ablate heads.
-    A page of such a size takes up to 40 MB.
+    Such a page takes up to 40 MB.
     """
 
     needs: ClassVar[Needs] = {"ignore_generation_config": (is_one_of("target", None),)}
@@ -37,8 +37,8 @@ class ExplainArguments(DecodingArguments):
     """for models that translate, the text of the decoder; default: the model's own translation"""
 
     compare: Annotated[str | None, Spelling(placeholder="RUN2")] = None
-    """a second model, to compare with on the same text in an additional tab; it must have the same
-    tokenizer"""
+    """a second model, which an additional tab compares with the first one on the same text; both
+    models must have the same tokenizer"""
 
     def __post_init__(self) -> None:
         """Checks the fields."""
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
 
 
 def _second(arguments: ExplainArguments) -> Any:
-    """Returns a context manager that loads the model of --compare; None without --compare."""
+    """Returns a context manager that yields the model of --compare, or None without --compare."""
     if arguments.compare is None:
         return nullcontext()
     # The second model does not generate text, so its generation options have no effect.

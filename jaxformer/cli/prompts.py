@@ -35,7 +35,8 @@ from jaxformer.training.screen import Screen
 
 # Number of sequences per group. An interruption loses the results of the unfinished group.
 _GROUP = 1024
-# Default of --batch-size with --mesh. Without it, all sequences of a group would form one batch.
+# Default of --batch-size with --mesh. Without this default, all sequences of a group would form one
+# batch.
 _MESH_BATCH = 256
 # Fields that the command adds to each record.
 _TEXT, _REASON = "generated", "finish_reason"

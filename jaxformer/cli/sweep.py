@@ -40,7 +40,7 @@ class SweepArguments:
     """flag of train and its values, such as seed=0..4, learning-rate=0.001,0.003 or norm=rms,layer;
     may be repeated: the sweep has a run for each combination"""
     list: Path | None = None
-    """file whose lines have the flags of one setting each, such as --num-layers 4 --embed-dim 128;
+    """file with the flags of one setting in each line, such as --num-layers 4 --embed-dim 128;
     each line is combined with each value of --vary"""
     out: Path | None = None
     """folder of the sweep; default: runs/NAME-sweep, where NAME comes from the text"""
@@ -49,7 +49,7 @@ class SweepArguments:
     learning rate"""
     score_all: Switch = False
     """score all held-out data at the end of each run, as train does; without this flag, runs of one
-    program score the same part of it as in their other evaluations"""
+    program are scored on the part of the held-out data that their other evaluations use"""
     json: Switch = False
     """print one JSON object and nothing else"""
 
@@ -153,7 +153,7 @@ def _read(command: list[str], setting: "Setting") -> NewRun:
     training = run.arguments.training
     writes_samples = isinstance(training, TextTraining | RecordTraining)
     if writes_samples and "sample-tokens" not in given | setting.keys():
-        # Samples of many runs would take long.
+        # To generate sample texts for many runs would take long.
         arguments = replace(run.arguments, training=replace(training, sample_tokens=0))
         return run._replace(arguments=arguments)
     return run

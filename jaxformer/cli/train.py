@@ -96,8 +96,9 @@ class NewRun(NamedTuple):
     Attributes:
         arguments: The arguments with their defaults.
         base: The checkpoint of --init-from, or None for fresh parameters.
-        name: The usual name of the run folder.
-        attributed: Returns a context manager. Error messages inside name the origin of a value.
+        name: The default name of the run folder.
+        attributed: Function that returns a context manager. An error message inside this context
+            names the origin of the value, such as the preset.
     """
 
     arguments: TrainArguments
@@ -157,8 +158,8 @@ def read_new_run(argv: list[str], selection: Selection) -> NewRun:
 def _records_with_prompts(argv: list[str]) -> str | None:
     """Returns the first file on the command line whose records have prompts, or None.
 
-    The records determine the flags of `train`, so they are found before the flags are read. With
-    --text-field, records are documents.
+    The records determine the flags of `train`, so this function runs before the flags are parsed.
+    With --text-field, records are documents, and the result is None.
     """
     if any(word.split("=")[0] == "--text-field" for word in argv):
         return None

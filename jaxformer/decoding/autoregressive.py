@@ -251,8 +251,9 @@ def inspect(
     """Runs a forward pass that captures or replaces intermediate values.
 
     Args:
-        model: any model without a cache; an autoregressive model with a cache.
-        variables: the model's variables or, with a cache, the result of `pack_weights`.
+        model: any model or, if `cache` is given, an autoregressive model.
+        variables: the model's variables. If `cache` is given, packed variables from
+            `pack_weights` are also accepted.
         tokens: [batch, length].
         cache: the cache of earlier tokens. If None, the tokens are complete sequences.
         segment_ids: int [batch, length]; 0 is padding, 1, 1, 2, 2, … are packed documents.
@@ -260,8 +261,8 @@ def inspect(
             the encoded sources.
         capture: names of hook points to capture, from `model.hook_points`. Hook points of an
             encoder ("encoder.…") are accepted only without a cache.
-        patch: {name of a hook point: Patch(where, value) or Edit(function, *arrays)}, values to
-            change.
+        patch: the values to change, {name of a hook point: Patch(where, value) or
+            Edit(function, *arrays)}.
         keep_states: see `extend`.
 
     Raises:

@@ -135,7 +135,7 @@ def requested_batch_size(number: int, batch_size: int | None) -> int | None:
 
 
 def batch_size_for_width(width: int, sequence_bytes: int = 0) -> int:
-    """Returns the largest batch size of `batch_bucket` that BATCH_TOKENS and BATCH_BYTES allow.
+    """Returns the largest `batch_bucket` size that BATCH_TOKENS and BATCH_BYTES allow.
 
     Args:
         width: number of tokens per sequence.
@@ -146,7 +146,7 @@ def batch_size_for_width(width: int, sequence_bytes: int = 0) -> int:
 
 
 def _bucket_below(limit: int) -> int:
-    """Returns the largest batch size of `batch_bucket` that does not exceed `limit`."""
+    """Returns the largest `batch_bucket` size that is at most `limit`."""
     half = power_of_two(limit + 1, 2) // 2
     return 3 * half // 2 if half >= 8 and 3 * half // 2 <= limit else half
 

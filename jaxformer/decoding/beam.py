@@ -4,7 +4,7 @@ Each step extends every live hypothesis by every token and keeps the `beam_width
 results. A hypothesis that ends with a stop token is finished, and the next most probable live
 hypothesis replaces it. The search for a prompt ends when it has `beam_width` finished hypotheses
 and no live hypothesis is expected to score better (see `Ending`). With `beam_width` 1, beam search
-is greedy decoding. If the beam holds all possible texts, the search is exhaustive.
+is greedy decoding. If the beam has room for all possible texts, the search is exhaustive.
 
 The score of a hypothesis is log P / length^length_penalty, where the length includes the stop
 token. Penalty 0 ranks by probability, which favours short texts; penalty 1 ranks by the mean log P
@@ -278,7 +278,7 @@ def _search(
 
 
 def resolve_beam_width(model: LanguageModel, given: int | None) -> int:
-    """Returns the first beam width that is set: by the call, by the checkpoint, or BEAM_WIDTH.
+    """Returns the beam width of the call, else of the checkpoint, else BEAM_WIDTH.
 
     Raises:
         ValueError: `given` is not a whole number of at least 1.
@@ -392,7 +392,7 @@ def _extend(search: Search, ending: Ending) -> tuple[Search, BeamInts, BeamInts]
     totals = (search.live.log_probs[:, :, None] + log_probs).reshape(batch, -1)
     broken = search.broken | (~search.done & jnp.isnan(totals).any(axis=1))
     # Of the best `number` extensions, at most beam_width * len(stops) end with a stop token. At
-    # least beam_width of them do not, and can become live hypotheses.
+    # least beam_width other extensions remain, which can become live hypotheses.
     number = min(beam_width * (1 + len(ending.stops)), beam_width * vocab_size)
     best, index = jax.lax.top_k(totals, number)
     parents, tokens = index // vocab_size, index % vocab_size

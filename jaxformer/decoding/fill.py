@@ -49,8 +49,8 @@ def fill(
         texts: the token ids of each text.
         mask_token: the id of the mask token.
         top_k: number of tokens to return per masked position.
-        batch_size: maximum number of texts per forward pass. Defaults to batches of 16,384 tokens
-            and 1 GiB of logits, or to all texts with a mesh in context.
+        batch_size: maximum number of texts per forward pass. By default, a batch has at most 16,384
+            tokens and 1 GiB of logits. With a mesh in context, the default is all texts.
 
     Raises:
         ValueError: The model is not an Encoder, an id or a length is invalid, or top_k is not in
@@ -77,7 +77,7 @@ def fill(
         result = _most_probable(model, variables, tokens, segment_ids, top_k)
         best, probabilities = map(to_host, result)
         broken = np.isnan(probabilities).any(axis=(1, 2))
-        # The padding shifts the indices, so that the error message contains the index in `texts`.
+        # `at` entries in front turn the index in the error message into an index of `texts`.
         check_finite_logits(np.pad(broken, (at, 0)), variables)
         for index, ids in enumerate(some):
             places = np.flatnonzero(ids == mask_token)

@@ -122,16 +122,16 @@ def generate(
             embed_dim], or features [length, source_features] if the config sets `source_features`.
         constraints: constraints on the next token. Defaults to `model.generation.constraints`.
         stop_strings: texts, each of which ends a sequence.
-        grammar: the texts that may be generated, for example from `json_schema`. It needs
-            stop_tokens, and one compiled call per token.
+        grammar: the texts that may be generated, for example from `json_schema`. With a grammar,
+            `stop_tokens` is required, and each token needs a separate compiled call.
         on_tokens: called after every block of decoding steps with one list of new tokens per
             prompt. A prompt outside the current batch gets an empty list.
         batch_size: maximum number of prompts per batch. By default, a batch has at most 16,384
             prompt tokens, and its caches and logits need at most 1 GiB with `max_new_tokens` new
             tokens. With a mesh in context, the default is all prompts.
         capture: names of hook points to capture, from `model.hook_points`.
-        patch: {name of a hook point: Patch or Edit}, values to change. Both may be limited
-            to positions and steps.
+        patch: the values to change, {name of a hook point: Patch or Edit}. A Patch or an Edit may
+            be limited to certain positions and steps.
 
     Returns:
         A `Generation`: the new tokens of each prompt with their lengths and log-probabilities, and
@@ -263,7 +263,7 @@ def _generate_batch(call: _Call, batch: Batch) -> Generation:
         indices=batch.indices.astype(np.int32),
         allowed=None if matchers is None else matchers.allowed,
     )
-    # A grammar reads each token before it allows the next one.
+    # With a grammar, each token determines the next allowed tokens, so a block has one step.
     block = STEPS if matchers is None else 1
     generated = None if rules is None else np.full((size, num_keys), NO_TOKEN, np.int32)
     batch_size = np.int32(batch.batch_size)

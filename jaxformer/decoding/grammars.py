@@ -38,7 +38,7 @@ class Matcher(Protocol):
 
 @runtime_checkable
 class Grammar(Protocol):
-    """A set of texts. A model that generates with a grammar writes one of them."""
+    """Set of texts to which `generate` restricts the generated text."""
 
     def start(self, vocab_size: int, stop_tokens: Sequence[int]) -> Matcher:
         """Returns a matcher of an empty text.
@@ -111,7 +111,7 @@ class GuidedGrammar:
     Attributes:
         tokenizer: The model's tokenizer.
         source: The grammar in the format of llguidance.
-        what: What the user gave, for error messages, such as "the JSON schema".
+        what: The name of the source in error messages, such as "the JSON schema".
     """
 
     tokenizer: TextVocabulary
@@ -177,7 +177,7 @@ def json_schema(tokenizer: TextVocabulary, schema: Mapping[str, Any]) -> GuidedG
 
 
 def regular_expression(tokenizer: TextVocabulary, pattern: str) -> GuidedGrammar:
-    """Returns the grammar of the texts that match a whole regular expression.
+    """Returns a grammar that allows the texts that a regular expression matches as a whole.
 
     Args:
         tokenizer: The model's tokenizer.

@@ -30,7 +30,7 @@ class Sampler:
     """Sampling parameters: the temperature, and truncations of the distribution.
 
     The temperature applies first, then the truncations in the order of the attributes. Each
-    truncation sees only the tokens that the previous truncation kept. Tokens that tie at a
+    truncation applies only to the tokens that the previous truncation kept. Tokens that tie at a
     threshold are all kept.
 
     Attributes:

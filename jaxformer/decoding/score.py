@@ -41,8 +41,8 @@ def score(
         segment_ids: int [batch, length]; 0 is padding, 1, 1, 2, 2, … are packed documents, each of
             which is scored independently.
         source: for an encoder-decoder, a source for each sequence, as for `init_cache`.
-        batch_size: maximum number of sequences per forward pass. Defaults to batches of 16,384
-            tokens, or to all sequences with a mesh in context.
+        batch_size: maximum number of sequences per forward pass. By default, a batch has at most
+            16,384 tokens. With a mesh in context, the default is all sequences.
 
     Raises:
         ValueError: An argument is invalid.

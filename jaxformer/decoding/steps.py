@@ -154,7 +154,7 @@ def _choose(
         scores = choice.rules.apply(logits, generated, step)
     if choice.allowed is not None:
         masked = jnp.where(choice.allowed, scores, -jnp.inf)
-        # If the constraints exclude all tokens that the grammar allows, the grammar decides alone.
+        # If the constraints exclude all tokens that the grammar allows, only the grammar applies.
         is_possible = (masked > -jnp.inf).any(axis=-1, keepdims=True)
         scores = jnp.where(is_possible, masked, jnp.where(choice.allowed, logits, -jnp.inf))
     token = sample_tokens(choice.sampler, choice.key, step, scores, choice.indices)

@@ -32,7 +32,7 @@ class ByteVocabulary(Protocol):
 
 @dataclass(frozen=True)
 class StopStrings:
-    r"""Stop strings for `generate`, which stops a sequence after the first one.
+    r"""Stop strings for `generate`, which ends a sequence after the first stop string.
 
         stop = jf.StopStrings(tokenizer, ("\n\n", "User:"))
         out = jf.generate(model, variables, prompts, max_new_tokens=99, stop_strings=stop)
@@ -168,7 +168,7 @@ class StoppedStream:
 
 
 def _find_first(text: str, stops: tuple[str, ...]) -> tuple[int, int]:
-    """Finds the stop string that ends first, or the longest of several that end there.
+    """Finds the stop string that ends first; of several with the same end, the longest.
 
     Returns:
         (start, end) of the stop string, or (len(text), len(text) + 1) if there is none.

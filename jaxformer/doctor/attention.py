@@ -38,7 +38,7 @@ class Layers(NamedTuple):
         implementation: "blockwise", "explicit", "refused" or the name of a fused kernel. The value
             "refused" means that the settings require a fused kernel, but none supports the
             arguments.
-        reason: Why no fused kernel is used, or None with a fused kernel.
+        reason: The reason why no fused kernel is used, or None if a fused kernel is used.
     """
 
     batch: str
@@ -205,7 +205,7 @@ def attention_rows(found: list[Layers]) -> list[tuple[str, ...]]:
 
 
 def _span(numbers: tuple[int, ...]) -> str:
-    """Formats layer numbers, such as 1–12, or 1, 3, … 11 with a step."""
+    """Formats layer numbers: as 1–12, as 1, 3, … 11 for equal steps above 1, or as a list."""
     steps = set(np.diff(numbers))
     if len(numbers) < 3 or len(steps) > 1:
         return ", ".join(map(str, numbers))

@@ -155,7 +155,7 @@ class CompiledProgram(NamedTuple):
 def _examine(
     case: ProgramCase, compile: Callable[[LanguageModel, Mesh], CompiledProgram], new_tokens: int
 ) -> tuple[Mesh, CompiledProgram, dict]:
-    """Compiles a program in which each pass reads `new_tokens` tokens per sequence.
+    """Compiles a program in which each forward pass processes `new_tokens` tokens per sequence.
 
     Returns:
         (the mesh, the program, the results that training and decoding have in common).

@@ -52,7 +52,7 @@ class Target:
         return DEVICES.get(self.kind)
 
     def __str__(self) -> str:
-        """Returns the text that `parse_target` reads, such as tpu:v5e:4x4."""
+        """Returns the text that `parse_target` parses, such as tpu:v5e:4x4."""
         return f"{self.kind}:{'x'.join(map(str, self.shape))}"
 
 

@@ -67,7 +67,7 @@ def _checked(check: Callable[..., None] | None, function: Callable[P, R]) -> Cal
         name: _alternatives(parameter.annotation)
         for name, parameter in signature.parameters.items()
         if parameter.annotation not in (parameter.empty, Any)
-        # Arguments that are weights, functions, choices or tuples are checked only by `check`.
+        # Arguments annotated as weights, functions, literals or tuples are checked only by `check`.
         and not {get_origin(x) for x in _members(parameter.annotation)}
         & {Mapping, Callable, Literal, tuple}
     }

@@ -138,14 +138,14 @@ class FeatureVectors(InputVectors):
     def init(self, key: PRNGKeyArray, dim: int, stddev: float) -> Weights:
         """Returns W from N(0, stddev² / num_features), and b = 0.
 
-        Input features of variance 1 give vectors with standard deviation `stddev`.
+        Input features of variance 1 result in vectors with standard deviation `stddev`.
         """
         return init_linear(key, self.num_features, dim, stddev=stddev / self.num_features**0.5)
 
     def __call__(
         self, weights: Weights, inputs: Inputs, dtype: DTypeLike, placement: Placement
     ) -> Float[Array, "batch length dim"]:
-        """Computes x W + b. Padding in x is set to 0, because W's gradient contains x."""
+        """Computes x W + b. Padding is set to 0, so that NaN there cannot enter W's gradient."""
         return linear(weights, without_padding(inputs.tokens, inputs.segment_ids).astype(dtype))
 
 

@@ -127,9 +127,10 @@ class Edit:
     >>> steer = Edit(lambda value, at, vector: value + 4 * vector, vector, layers=(3,))
     >>> generate(model, variables, prompts, max_new_tokens=20, patch={"block.output": steer}, …)
 
-    The result must have the shape of the value, and is converted to its dtype. A compiled program
-    is reused for another `Edit` with the same function object and other arrays. Define the function
-    once, because each evaluation of a `lambda` expression creates a new object.
+    The result must have the shape of the replaced value, and is converted to the dtype of this
+    value. A compiled program is reused for another `Edit` with the same function object and other
+    arrays. Define the function once, because each evaluation of a `lambda` expression creates a new
+    object.
 
     Attributes:
         function: pure function (value, at, *arrays) → new value; see `EditAt`.
@@ -140,7 +141,7 @@ class Edit:
             at these positions change. Padding never changes if `positions` is given.
         steps: int [s], indices of tokens that `generate` generates, or None for all of them. The
             edit changes only the passes that predict these tokens.
-        layer: the layer of an edit that `split_layers` returned.
+        layer: the number of the layer, which `split_layers` sets; None before.
     """
 
     def __init__(

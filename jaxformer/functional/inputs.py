@@ -96,7 +96,8 @@ class Forward(NamedTuple):
         captured: {name: value} for the captured hook points. Values from hook points inside layers
             have the layer as first axis.
         cache: the cache after these tokens; None without a cache.
-        auxiliary: sums over the layers for the objective, by name; see `layers.sublayer.Output`.
+        auxiliary: terms of the training objective, by name, each summed over the layers; see
+            `layers.sublayer.Output`.
         states: for each layer, {name of a sub-layer: state after the tokens}.
     """
 

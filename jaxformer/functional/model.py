@@ -130,7 +130,7 @@ class Model:
         Args:
             weights: the weights of the model; see `initializers`.
             inputs: the tokens; if `cache` is None, also the sources.
-            run: the execution, the dropout key and the hooks of the pass.
+            run: the execution options, the dropout key and the hooks of the pass.
             cache: the cache of earlier tokens; if None, the tokens are complete sequences.
         """
         source_key, embed_key, *layer_keys = split_key(run.dropout_key, 2 + self.num_layers)
@@ -167,7 +167,7 @@ class Model:
         encoded = self.encoder.forward({**own, "embedding": embedding}, source, run)
         captured = {PREFIX + name: x for name, x in encoded.captured.items()}
         length, most = encoded.hidden.shape[1], self.encoder.embedding.max_length
-        hidden = nan_if_longer(encoded.hidden, length, most)  # Padding counts too.
+        hidden = nan_if_longer(encoded.hidden, length, most)  # The length includes padding.
         return encoded._replace(hidden=hidden, captured=captured)
 
     def finish(self, weights: Weights, x: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim"]:

@@ -134,9 +134,9 @@ class OneDevice:
 def vary_alike(*trees: Any) -> Any:
     """Casts the arrays inside a `shard_map` so that all vary over the same mesh axes.
 
-    The initial carry of a loop must have the type of its final carry. If an array was equal on all
-    devices before the cast, its gradient is summed over the devices. Outside of `shard_map`, the
-    trees are returned unchanged.
+    Loops need this cast, because JAX requires that the initial carry varies over the same axes as
+    the final carry. The gradient of an array that was equal on all devices before the cast is
+    summed over the devices. Outside of `shard_map`, the trees are returned unchanged.
     """
 
     def varying(x: Any) -> frozenset[Any]:

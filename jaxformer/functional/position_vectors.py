@@ -38,7 +38,7 @@ class LearnedPositions:
         positions: Int[Array, "*position_batch length"],
         placement: Placement,
     ) -> Float[Array, "batch length dim"]:
-        """Adds the vectors of the positions; positions outside the table give NaN."""
+        """Adds the vectors of the positions, which are NaN for positions outside the table."""
         return x + look_up(tables["positions"], positions + self.offset, x.dtype, placement)
 
 
@@ -84,7 +84,7 @@ class TablePositions:
 
     @classmethod
     def of(cls, vectors: Float[Array | np.ndarray, "..."]) -> "TablePositions":
-        """Returns the position vectors of an array [length, dim].
+        """Converts an array [length, dim] to `TablePositions`.
 
         Raises:
             ValueError: The array does not have two axes.
@@ -108,7 +108,7 @@ class TablePositions:
         positions: Int[Array, "*position_batch length"],
         placement: Placement,
     ) -> Float[Array, "batch length dim"]:
-        """Adds the vectors of the positions; positions outside the array give NaN."""
+        """Adds the vectors of the positions, which are NaN for positions outside the array."""
         return x + look_up(jnp.asarray(self.vectors()), positions, x.dtype, placement)
 
 
@@ -154,7 +154,7 @@ def _call_function(
     return vectors
 
 
-# `is_table` says whether only a limited number of positions have vectors.
+# `is_table` is True if only a limited number of positions have vectors.
 PositionVectors = LearnedPositions | SinusoidalPositions | TablePositions | FunctionPositions
 
 
@@ -203,8 +203,8 @@ def encode_positions(
 
     Args:
         x: the token vectors e.
-        positions: the position vectors p [at least length, dim]; or a function of the positions
-            and `dim` that returns them; by default `sinusoidal_positions`.
+        positions: the position vectors p [at least length, dim], or a function of the positions
+            and `dim` that returns such vectors. The default is `sinusoidal_positions`.
 
     Raises:
         ValueError: The position vectors do not fit x.

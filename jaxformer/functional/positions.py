@@ -138,9 +138,8 @@ def rotary(
 ) -> Float[Array, "*batch_and_heads length head_dim"]:
     """Rotates each pair (x[i], x[i + d/2]) by the angle t / base^(2i/d) at position t.
 
-    The dot product of two rotated vectors depends on their positions only through the distance.
-    Angles and rotations are computed in float32, because in bfloat16 the positions 256 and 257 are
-    equal.
+    The dot product of two rotated vectors depends only on the difference of their positions. Angles
+    and rotations are computed in float32, because in bfloat16 the positions 256 and 257 are equal.
 
     Args:
         x: queries or keys.

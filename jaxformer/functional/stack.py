@@ -2,7 +2,7 @@
 
     x → layer 1 → layer 2 → … → norm
 
-The layers (see `layers.layer`) need not be equal.
+The layers (see `layers.layer`) may differ in their sub-layers, settings and weight shapes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,9 @@ from jaxformer.functional.trees import (
 
 
 class Repetition(NamedTuple):
-    """The layers `first` … `stop − 1`, which a scan runs. Layer n + `period` equals layer n.
+    """The layers `first` … `stop − 1`, which a scan runs.
+
+    Layer n + `period` has the same settings as layer n.
 
     For example, if each layer without a window follows five layers with a window, the period is
     six.
@@ -118,8 +120,8 @@ class Stack:
         """Groups of layers with equal weight shapes, each a tuple of layer indices.
 
         The weights of a group are stacked in one tree. Layers with equal weight shapes may differ
-        in other settings, such as the window. A scan (see `repetition`) therefore requires equal
-        layers, not only equal weight shapes.
+        in other settings, such as the window. A scan (see `repetition`) therefore requires layers
+        with equal settings, not only with equal weight shapes.
         """
         groups: dict[tuple, list[int]] = {}
         for number, (layer, dim) in enumerate(zip(self.layers, self.dims[:-1], strict=True)):
@@ -206,7 +208,7 @@ def run_stack(
     states: Sequence[Mapping[str, Any]] | None = None,
     dropout_keys: Sequence[PRNGKeyArray | None] | None = None,
 ) -> Forward:
-    """Runs all layers, either unrolled or with a scan over equal layers.
+    """Runs all layers, either unrolled or with a scan over the layers of `Stack.repetition`.
 
     Args:
         stack: the layers.
@@ -255,7 +257,7 @@ def layer_steps(
     """
     # A pass with a key/value cache runs inside the caller's jit. There, a second jit makes JAX
     # trace layers with equal settings only once. A pass without a cache may run outside of jit.
-    # There, a jit of these functions, which each call creates anew, would compile in each call.
+    # There, jit would compile in every pass, because every pass creates new functions.
     compiled = (lambda step: step) if tokens.cache_views is None else jax.jit
     # A scan has separate loops for the forward and the backward pass, so XLA cannot eliminate the
     # recomputation as a common subexpression.

@@ -14,7 +14,7 @@ def look_up(
     dtype: DTypeLike,
     placement: Placement,
 ) -> Float[Array, "*batch dim"]:
-    """Looks up rows of a table, which may be sharded. An index outside the table gives NaN."""
+    """Looks up rows of a table, which may be sharded; rows outside the table are NaN."""
     in_table = (index >= 0) & (index < table.shape[0])
     # `jnp.take` would count a negative index from the end of the table.
     index = jnp.where(in_table, index, table.shape[0])

@@ -152,8 +152,8 @@ class Tokens:
         if self.source is None:
             raise ValueError("source is None, but cross-attention needs a source")
         name, run, num_queries = "cross_attention", self.run, self.new.length
-        # Attention with implementation "step" does not mask NaN at padding. In a cache, the keys
-        # and values of padding are zero, not NaN.
+        # The implementation "step" does not mask NaN at padding, so it is used only for cached keys
+        # and values, which are zero at padding.
         is_one_step = self.encoded is None and is_step(run, num_queries, name)
         return Context(
             Padding(),

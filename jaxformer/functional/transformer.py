@@ -203,7 +203,7 @@ def greedy_decode(
     tokens: Int[Array, "*batch prompt"],
     num_tokens: int,
 ) -> Int[Array, "*batch length"]:
-    """Appends `num_tokens` tokens to a prompt, each the most likely one after the tokens so far.
+    """Appends the most likely next token to a prompt, `num_tokens` times.
 
     Each step computes the logits of the whole sequence again. `jaxformer.generate` computes the
     same tokens with a cache.

@@ -175,7 +175,7 @@ class CheckpointFormat:
             raise ValueError(f"{options.file}: {error}") from None
 
     def class_name(self, options: Options) -> str:
-        """Returns the class name in the file, or the family's first class if the file has none."""
+        """Returns the class name in the file; if it is missing, the family's first class."""
         named = options.take("architectures", None) or [next(iter(self.architectures))]
         name = named[0] if isinstance(named, list) else named
         if not isinstance(name, str) or name not in self.architectures:

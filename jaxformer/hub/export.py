@@ -51,8 +51,8 @@ def export(
     """Writes a folder that transformers loads as an equivalent model.
 
     The folder contains config.json, generation_config.json, model.safetensors and the tokenizer's
-    files. A tokenizer that came from a folder of transformers keeps its settings, such as its chat
-    template.
+    files. If the tokenizer came from a folder of transformers, its settings files, such as the chat
+    template, are written too.
 
     Args:
         folder: The folder to create.

@@ -1,9 +1,9 @@
 """Reader and writer of the generation options in files of Hugging Face.
 
-As in transformers, generation_config.json is read or, if this file is missing, config.json. A
-missing option has the default of transformers. An option either sets a field of
-`GenerationDefaults` or `Constraints`, or has no effect on the generated tokens, or is unsupported.
-The unsupported options are stored, and generation raises an error that lists them.
+As in transformers, the options come from generation_config.json. If this file is missing, the
+options come from config.json. A missing option has the default of transformers. An option either
+sets a field of `GenerationDefaults` or `Constraints`, or has no effect on the generated tokens, or
+is unsupported. The unsupported options are stored, and generation raises an error that lists them.
 """
 
 import json

@@ -139,8 +139,8 @@ def check_supported(config: TransformerConfig, architecture: str) -> None:
 
 
 def _rotated(config: TransformerConfig) -> tuple[int, float]:
-    """Returns head_dim and rotary_base of a config whose layers are all equal."""
-    # pyrefly: ignore[bad-return] (`canonical` returns plain numbers for equal layers)
+    """Returns head_dim and rotary_base of a config in which all layers have the same settings."""
+    # pyrefly: ignore[bad-return] (`canonical` replaces a tuple of equal entries by one number)
     return config.head_dim, config.rotary_base
 
 

@@ -60,7 +60,7 @@ def load(
         dtype: dtype of the parameters and activations, "float32" or "bfloat16". By default,
             parameters are float32, and activations have the dtype of the config.
         execution: The execution options, such as the attention implementation.
-        kernels: "int8" quantizes every matrix.
+        kernels: "dense" loads the matrices as floats. "int8" quantizes every matrix.
         mesh: The devices over which the parameters are sharded, from
             `jaxformer.models.sharding.parameters.make_mesh`. Each shard is loaded directly onto its
             device. Run the model inside `with jax.set_mesh(mesh)`. Defaults to a single device.
@@ -211,7 +211,7 @@ def check_acyclic(folder: Path) -> None:
 
 
 def base_folder(run: RunFolder, origin: Origin) -> Path:
-    """Returns the copy of the base model inside the run's folder, or else its original folder."""
+    """Returns the copy of the base model in the run's folder, or the original if no copy exists."""
     return run.base if run.base.is_dir() else origin.path
 
 

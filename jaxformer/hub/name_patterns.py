@@ -70,7 +70,8 @@ def fully_matches(pattern: str, name: str) -> bool:
             return frozenset([found.end()] if found else [])
         if isinstance(part, _Choice):
             return frozenset[int]().union(*(ends(branch, start) for branch in part.branches))
-        # Each repetition must match at least one character of the name.
+        # A repetition without characters reaches no new position, so no position needs more than
+        # len(name) repetitions.
         limit = len(name) + 1
         new = frozenset([start])
         for _ in range(min(part.least, limit)):

@@ -73,8 +73,8 @@ class RotaryEntry(Options):
         fails for a fraction other than 1.
 
         Args:
-            option: The option in config.json for the rotated fraction, used if the JSON object has
-                none.
+            option: The option in config.json for the rotated fraction, used if the JSON object does
+                not set the fraction.
         """
         self.outside.ignore(option, because=_WHOLE_HEADS)
         fraction = self.options.get("partial_rotary_factor", self.outside.options.get(option))
@@ -128,10 +128,10 @@ class Rotary(NamedTuple):
         base: The rotary base if config.json does not set it.
         fraction: The rotated fraction of each head if config.json does not set it; None if the
             class in transformers rotates all features of each head.
-        base_option: The option in config.json for the rotary base, used if `rope_parameters` has
-            none.
+        base_option: The option in config.json for the rotary base, used if `rope_parameters` does
+            not set the base.
         fraction_option: The option in config.json for the rotated fraction, used if
-            `rope_parameters` has none.
+            `rope_parameters` does not set the fraction.
         kinds: The types of rotary scaling that the class in transformers implements.
         usual: The value of `rope_parameters` if config.json does not set it; {} means no scaling.
     """
@@ -199,7 +199,7 @@ class RotaryByType(NamedTuple):
     Args:
         bases: {type of layer: the rotary base if config.json does not set it}.
         base_options: {type of layer: the option in config.json for the rotary base, used if
-            `rope_parameters` has none}.
+            `rope_parameters` does not set the base}.
         scaled: The types of layers to which the older option `rope_scaling` applies.
     """
 
@@ -266,8 +266,8 @@ class Window(NamedTuple):
     Attributes:
         read: Function that returns the size of the window in tokens, or None if the file has no
             window.
-        write: Function that takes this size, or None if no layer has a window. The function returns
-            the options of config.json.
+        write: Function that converts this size, or None if no layer has a window, to the options of
+            config.json.
     """
 
     read: Callable[[Options], int | None]

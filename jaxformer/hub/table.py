@@ -7,9 +7,9 @@ Each row of a table describes one parameter:
 - the layout of the tensor, unless it is the default.
 
 A parameter of jaxformer contains the values of all layers, stacked on its first axis. If the layers
-of a model differ, each group of equal layers has its own stacked parameter, and the row applies to
-all these parameters. In a tensor name, the first `*` stands for the index of the layer, and the
-second `*` for the index of the expert.
+differ in their weight shapes, each group of layers with equal weight shapes has its own stacked
+parameter, and the row applies to all these parameters. In a tensor name, the first `*` stands for
+the index of the layer, and the second `*` for the index of the expert.
 
 One table serves all variants of a family, because a row is skipped if the model does not have the
 parameter.

@@ -1,4 +1,4 @@
-"""The public names of the room, which are imported on first use."""
+"""Public names of this package, each of which is imported on first use."""
 
 from .ablation import (
     Ablation as Ablation,

@@ -1,4 +1,4 @@
-"""Distributed alignment search: learns the subspace of an activation that holds a variable.
+"""Distributed alignment search: learns the subspace of an activation that represents a variable.
 
 `train_alignment` learns the rotation R of an interchange intervention (see `interchange`) by
 gradient descent. The loss is lowest if the model predicts the expected answers. R is the transposed

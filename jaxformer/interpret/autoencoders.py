@@ -206,12 +206,12 @@ def _hook_point(config: Mapping[str, Any]) -> tuple[int | None, str | None]:
 
 
 def _check_tensors(path: Path, tensors: Mapping[str, np.ndarray], own: tuple[str, ...]) -> None:
-    """Raises ValueError unless the tensors of an autoencoder exist and fit each other.
+    """Raises ValueError unless the tensors of an autoencoder exist and have consistent shapes.
 
     Args:
         path: the file, for messages.
         tensors: the tensors of the file.
-        own: the names of the tensors [features] of the architecture.
+        own: the names of the additional tensors of the architecture, each of shape [features].
     """
     names = ("W_enc", "W_dec", "b_dec", *own)
     for name in names:
@@ -241,9 +241,9 @@ def splice(
     Args:
         autoencoders: {layer: autoencoder}, all with the same sizes.
         point: the name of the hook point; defaults to the hook point of the autoencoders.
-        change: a function of the features. With it, a value x becomes x + decode(change(f)) −
-            decode(f), so the part of x that the autoencoder does not reconstruct is kept. Without
-            it, x becomes its reconstruction.
+        change: a function of the features f. If given, a value x becomes x + decode(change(f)) −
+            decode(f), so the part of x that the autoencoder does not reconstruct is kept. If None,
+            x becomes its reconstruction.
 
     Raises:
         ValueError: There is no autoencoder, the autoencoders have different sizes, or `point` is

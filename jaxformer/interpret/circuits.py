@@ -81,7 +81,7 @@ class CircuitSweep(NamedTuple):
 
     @property
     def faithfulness(self) -> Float[np.ndarray, " circuits"]:
-        """The fraction of `clean` − `corrupted` that each circuit restores; NaN if it is 0."""
+        """Fraction of `clean` − `corrupted` that each circuit restores; NaN if both are equal."""
         return fraction_of_gap(self.metrics - self.corrupted, self.clean, self.corrupted)
 
     @property
@@ -191,7 +191,7 @@ def layer_differences(
     edges: dict[str, Bool[Array, "layer_receivers senders"]],
     differences: Float[Array, "senders batch length dim"],
 ) -> Float[Array, "senders batch length dim"]:
-    """Runs one layer of a circuit, and adds the differences of the layer's heads and output.
+    """Runs one layer of a circuit, and writes the summands of this layer into `differences`.
 
     Args:
         graph: the graph of the model.
@@ -246,8 +246,8 @@ def run_attention(
         tokens: see `streams.stream_tokens`.
         layer: the layer.
         weights: the weights of the layer.
-        residual: an input of the attention. The result does not depend on it, because the patch
-            replaces everything that is computed from it.
+        residual: any input of the attention. The result does not depend on its values, because the
+            patch replaces all queries, keys and values.
         patch: the new queries, keys and values.
     """
     attention = self_attention_layer(layer)

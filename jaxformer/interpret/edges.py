@@ -220,7 +220,7 @@ def run_edges(
 
     Args:
         model: the model.
-        name: the name of all receivers, a key of `POINTS`.
+        name: the name that all receivers of `edges` have, a key of `POINTS`.
         state: the arguments that are equal for all edges.
         edges: the index of the sender, and the layer and the head of the receiver; 0 for a receiver
             without a layer or head.

@@ -87,7 +87,7 @@ def check_tokens(model: LanguageModel, text: EncodedText) -> None:
 
 
 def text_frame(config: ModelConfig, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Returns the ids before and after a text that a model reads or, with a source, writes."""
+    """Returns the ids before and after the text or, for a model with a source, the target."""
     if config.reads_source:
         return list(tokenizer.decoder_opening), []
     if config.bidirectional:
@@ -168,7 +168,7 @@ def _encoded(
             )
         return ids.tolist()
     if tokenizer is None:
-        raise ValueError(f"tokenizer is None; without one, {name} must be a list of token ids")
+        raise ValueError(f"tokenizer is None, so {name} must be a list of token ids")
     if not text:
         raise ValueError(f"{name} is empty; give at least one character")
     return encode(tokenizer, text)

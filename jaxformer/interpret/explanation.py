@@ -1,4 +1,4 @@
-"""Interactive page about a model and a text: one HTML file that needs no network.
+"""Interactive page about a model and a text: one HTML file that works offline.
 
     page = explain(model, variables, "def f(x):", tokenizer)
     page.write("page.html")
@@ -124,8 +124,8 @@ def explain(
             class.
         atlas: The result of `head_atlas` to show. If None, a page that runs the model shows a head
             atlas that was measured on repeated random tokens.
-        compare: A second model, as `jaxformer.load` returns it, to compare with on the same text in
-            an additional tab. The two models must share the tokenizer.
+        compare: A second model, as `jaxformer.load` returns it. An additional tab compares the two
+            models on the same text. Both models must have the same tokenizer.
 
     Returns:
         The page.
@@ -194,7 +194,7 @@ def _captured(model: LanguageModel, variables: Weights, inputs: EncodedText) -> 
 
 
 def _live(model: LanguageModel, params: Weights, inputs: EncodedText) -> dict[str, Any]:
-    """Returns the config, the weights, and JAX's logits, with which the page checks its logits."""
+    """Returns the config, the weights, and JAX's logits for comparison with the page's logits."""
     weights = packed_weights(params)
     expected = all_logits(model, unpacked_weights(weights), inputs)
     data = {
@@ -208,7 +208,7 @@ def _live(model: LanguageModel, params: Weights, inputs: EncodedText) -> dict[st
 
 
 def _measures_heads(model: LanguageModel, variables: Weights, reason: str | None) -> bool:
-    """Returns whether a page without a given head atlas measures one.
+    """Returns whether `explain` measures a head atlas if the caller does not pass one.
 
     A larger model would take minutes, because the effect of each head needs a forward pass.
     """

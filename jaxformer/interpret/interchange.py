@@ -77,7 +77,7 @@ def interchange(
     source: Float[Array, "*batch dim"],
     rotation: Float[Array, "k dim"],
 ) -> Float[Array, "*batch dim"]:
-    """Computes x + (s − x) Rᵀ R: replaces the component of x in the span of R's rows by that of s.
+    """Computes x + (s − x) Rᵀ R, which replaces x by s within the span of R's rows.
 
     Args:
         value: x, the activation of the base.

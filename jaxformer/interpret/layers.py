@@ -35,7 +35,7 @@ def by_layer(
     Args:
         stack: the layers of the model.
         weights: the weights of the model.
-        run: the function to call. Equal layers share one trace of this function.
+        run: the function to call. Layers with equal settings share one trace of this function.
         index: the index of the layer, a Python integer or a traced JAX integer.
         *arguments: the remaining arguments of `run`.
     """

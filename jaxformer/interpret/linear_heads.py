@@ -67,7 +67,7 @@ def head_weights(model: LanguageModel, variables: Variables, distance: int = 0) 
         variables: the model's variables.
         distance: for rotary positions, the position of the query minus the position of the key.
             Rotary positions rotate queries and keys, so QK depends on this distance. With the
-            default 0, QK is W_Q W_Kᵀ without a rotation. In an encoder, it may be negative.
+            default 0, QK is W_Q W_Kᵀ without a rotation. Encoders also accept negative distances.
 
     Raises:
         ValueError: An argument is invalid, or the circuits of the model are not linear.
@@ -137,7 +137,7 @@ def norm_after(
 def norm_before(
     norm: Norm | None, weights: Weights, kernel: Float[Array, "dim out"]
 ) -> Float[Array, "dim out"]:
-    """Computes L W, so that x (L W) is the product of W and the norm of x with scale 1."""
+    """Computes L W, which folds the linear part L of a norm into the kernel W after it."""
     if isinstance(norm, LayerNorm):
         scaled = weights["scale"][:, None] * kernel
         return scaled - scaled.mean(axis=0)
@@ -189,7 +189,7 @@ def _query_or_key(
 def weights_of_heads(
     model: LanguageModel, weights: Weights, distance: Int[Array, ""]
 ) -> HeadWeights:
-    """Returns the weights of all heads; see `head_weights`, which checks its arguments."""
+    """Returns the weights of all heads, like `head_weights`, but without checking the arguments."""
     weights = dense_all(weights)
     layers = [
         _weights_of_layer(layer, weights_of_layer(weights, number), distance)

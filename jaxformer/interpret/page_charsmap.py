@@ -44,7 +44,7 @@ def characters_step(charsmap: str) -> dict[str, Any]:
 
 
 def character_pairs(blob: bytes) -> dict[str, str]:
-    """Returns the replacements of a map by their keys, without keys that no look-up reaches.
+    """Returns {key: replacement} for the keys of a map that a look-up can reach.
 
     Args:
         blob: The size of the trie as 32 bits, the trie, and the replacements, each ended by a zero

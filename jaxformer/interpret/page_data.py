@@ -54,7 +54,7 @@ def captured_data(
         in all layers.
     """
     wanted = [*_ATTENTION]
-    # A lens applies the output head to the input and the output of every layer, so all of them must
+    # A lens applies the output head to the input and the output of every layer, so all layers must
     # have the same width.
     if len(set(model.architecture.stack.dims)) == 1:
         wanted += ["block.input", "block.output", "attention.output"]
@@ -86,7 +86,7 @@ def run_captured(
         names: The hook points to capture; the attention weights if None.
 
     Returns:
-        The result of `inspect`, and the captured arrays without their batch axis.
+        The result of `inspect`, and {hook point: captured value} without the batch axis.
     """
     if names is None:
         names = [name for name in _ATTENTION if name in model.hook_points]
@@ -102,7 +102,7 @@ def attention_data(
 
     Args:
         model: The model.
-        captured: The arrays of `run_captured`.
+        captured: The captured values from `run_captured`.
         length: The number of tokens, without the source.
     """
     entries = []
@@ -167,7 +167,7 @@ def _vectors(
     length = stream.shape[1]
     places = np.unique(np.linspace(0, length - 1, min(MOST_POSITIONS, length)).round().astype(int))
     vectors = {"positions": places.tolist(), "stream": pack(stream[:, places], "float32")}
-    # The page shows these vectors only if every layer has attention.
+    # The page shows the attention outputs only if every layer has attention.
     if len(captured.get("attention.output", ())) == len(stream) - 1:
         added = np.asarray(captured["attention.output"], np.float32)[:, places]
         vectors["attention"] = pack(added, "float32")

@@ -24,7 +24,7 @@ FIELDS = """vocab_size max_length num_layers embed_dim num_heads num_kv_heads he
     output_activation norm norm_position parallel_block norm_epsilon embedding_norm residual
     positions position_offset query_key_norm attention_scale attention_softcap output_scale
     logits_softcap tie_embeddings scale_embeddings prefix bidirectional transform""".split()
-# Values of the fields that only some architectures have. The modules of `page/` read them all.
+# Defaults for fields that some architectures lack, because `page/` reads all fields.
 _WITHOUT: dict[str, Any] = {
     "norm": "none",
     "norm_position": "pre",
@@ -43,7 +43,7 @@ def page_config(config: ModelConfig, params: Mapping[str, Any]) -> dict[str, Any
 
     Args:
         config: the resolved config of the model.
-        params: the model's parameters, which hold the table of relative positions.
+        params: the model's parameters, which contain the table of relative positions.
     """
     return _CONFIGS[architecture_name(config)](config, params)
 
@@ -98,7 +98,7 @@ def _source(config: ReadsSource) -> dict[str, Any]:
 
 def _encoder_decoder(config: EncoderDecoderConfig, params: Mapping[str, Any]) -> dict[str, Any]:
     encoder = _transformer(config.encoder, params["encoder"])
-    encoder["transform"] = False  # Only an encoder with an output head has this layer.
+    encoder["transform"] = False  # Only an encoder with an output head has a transform.
     return _transformer(config, params) | _source(config) | {"encoder": encoder}
 
 

@@ -1,4 +1,4 @@
-"""Masked cells of attention maps, from the rule of the model instead of the attention weights."""
+"""Masked cells of attention maps, from the model's mask rule and not from attention weights."""
 
 from typing import Any
 

@@ -1,12 +1,11 @@
 r"""Translates the regular expressions of tokenizers to JavaScript.
 
-The `tokenizers` library runs Oniguruma. JavaScript spells the same expressions differently: `\s` is
-another set of characters, and there are no possessive quantifiers. The translation reads every
-construct; a construct that it does not know raises an error, so a page never splits a text in
-another way than Python.
+The `tokenizers` library runs Oniguruma. JavaScript spells the same expressions differently: `\s`
+matches another set of characters, and there are no possessive quantifiers. A construct without a
+translation raises an error, so a page never splits a text differently from Python.
 
-A browser may know a newer version of Unicode than the library. Characters that this version added
-or put into another class may then be split in another way.
+A browser may implement a newer version of Unicode than the library. The page may then split a text
+differently at characters that the newer version added or moved to another class.
 """
 
 import re
@@ -30,7 +29,7 @@ _CODE = re.compile(r"x\{([0-9A-Fa-f]+)\}|x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
 
 
 class Unsupported(ValueError):
-    """Raised for a part of a tokenizer that the page does not have. The message names the part."""
+    """Raised for a part of a tokenizer that the page does not implement; the message names it."""
 
 
 def js_pattern(pattern: str) -> str:
@@ -141,7 +140,7 @@ class _Reader:
         body = self.alternatives(fold or opening == "(?i:")
         if not self.take(")"):
             raise self.unknown(opening)
-        # In such a group, Oniguruma matches "ß" with "ss".
+        # In a group (?i:…), Oniguruma matches "ß" with "ss".
         read = self.pattern[begin : self.at].casefold()
         if opening == "(?i:" and any(several in read for several in _folded_to_several()):
             raise self.unknown(f"(?i:{read}")

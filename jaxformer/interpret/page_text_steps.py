@@ -1,4 +1,4 @@
-r"""Steps of a tokenizer.json as a few simple steps that `page/tokenizer_steps.js` runs.
+r"""Converts the steps of a tokenizer.json to simple steps that `page/tokenizer_steps.js` runs.
 
 The page has these steps: "form" (a Unicode normalization form), "lower", "characters" (see
 `page_charsmap.py`), "replace", "prepend", "split" and "bytes". A step that has no translation
@@ -19,7 +19,7 @@ from jaxformer.interpret.page_patterns import (
 
 # GPT-2's pattern, which the ByteLevel step uses.
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# `\w` of the Rust crate regex, which differs from Oniguruma's.
+# The characters that `\w` matches in the Rust crate regex; Oniguruma's `\w` differs.
 RUST_WORD = r"\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_C}"
 _PUNCTUATION = r"[!-\/:-@\[-`\{-~\p{P}]"  # the punctuation of ASCII and of Unicode
 _CHINESE = (
@@ -36,7 +36,7 @@ def normalizer_steps(parts: dict[str, Any]) -> list[Step]:
     """Returns the steps that replace the normalizer.
 
     Raises:
-        Unsupported: The page has no such normalizer.
+        Unsupported: The page does not implement the normalizer.
     """
     return [new for old in list_steps(parts, "normalizer") for new in _normalizer(old)]
 
@@ -45,7 +45,7 @@ def pre_tokenizer_steps(parts: dict[str, Any]) -> list[Step]:
     """Returns the steps that replace the pre-tokenizer.
 
     Raises:
-        Unsupported: The page has no such pre-tokenizer.
+        Unsupported: The page does not implement the pre-tokenizer.
     """
     old_steps = list_steps(parts, "pre_tokenizer")
     shortens = {"Strip", "StripAccents", "BertNormalizer", "Precompiled"}
@@ -59,10 +59,10 @@ def pre_tokenizer_steps(parts: dict[str, Any]) -> list[Step]:
 
 
 def decoder_steps(parts: dict[str, Any]) -> list[Step]:
-    """Returns the steps of the decoder, which `page/token_decoder.js` runs as they are.
+    """Returns the steps of the decoder, which `page/token_decoder.js` runs without changes.
 
     Raises:
-        Unsupported: The page has no such decoder.
+        Unsupported: The page does not implement the decoder.
     """
     steps = list_steps(parts, "decoder")
     for step in steps:

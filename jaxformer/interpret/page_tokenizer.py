@@ -44,7 +44,7 @@ def tokenizer_reason(tokenizer: Tokenizer | None) -> str | None:
 
 
 def tokenizer_data(tokenizer: Tokenizer | None, config: ModelConfig) -> dict[str, Any]:
-    """Returns the entry "tokenizer" of a page's data, or "tokenizer_reason" if it has none.
+    """Returns {"tokenizer": …} for a page's data, or {"tokenizer_reason": why it is missing}.
 
     Args:
         tokenizer: The tokenizer of the model.
@@ -67,7 +67,7 @@ def tokenizer_data(tokenizer: Tokenizer | None, config: ModelConfig) -> dict[str
 def _text_limits(
     before: list[int], after: list[int], max_length: int, num_ids: int
 ) -> dict[str, Any]:
-    """Returns the ids before and after a text, and the limits of its number of tokens and ids.
+    """Returns the ids before and after a text, the token limit, and the number of token ids.
 
     Args:
         before: The ids before the text.
@@ -138,8 +138,8 @@ def _model(model: dict[str, Any]) -> dict[str, Any]:
 def _added(tokenizer: Tokenizer) -> list[dict[str, Any]]:
     """Returns the added tokens.
 
-    Their entry "sought" is the spelling in a (normalized) text. The entry "text" is the text to
-    which the token is decoded.
+    The entry "sought" is the spelling that the page looks for in a (normalized) text. The entry
+    "text" is the text to which the token is decoded.
     """
     normalizer, found = tokenizer._backend.normalizer, []
     options = ("id", "special", "single_word", "lstrip", "rstrip", "normalized")

@@ -1,8 +1,8 @@
 """Metrics and patch locations (patch sites) of activation patching.
 
 A metric is a function of the logits [batch, length, vocab] of a text, or a `Metric`, which needs
-only the logits of one position. The compiled program takes a `Metric`, which is a pytree, as an
-argument. Other token ids therefore do not cause a recompilation. A user-defined `Metric` is a
+only the logits of one position. A `Metric` is a pytree and an argument of the compiled program,
+so a metric with other token ids does not cause a recompilation. A user-defined `Metric` is a
 frozen dataclass with a field `position` and a method `__call__`, registered with
 `jax.tree_util.register_dataclass`.
 """

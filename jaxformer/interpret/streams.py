@@ -172,5 +172,5 @@ def layer_values(
     values = jax.vmap(partial(layer_value, tokens, name, layer, weights))(residuals)
     if name == "feedforward":
         return values[0]
-    # Every vmapped call computes all heads. Receiver n is head n of call n.
+    # Call n reads the residual stream of receiver n, but computes all heads. Keep only head n.
     return jnp.stack([values[n, :, n] for n in range(len(residuals))], axis=1)

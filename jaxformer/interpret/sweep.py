@@ -253,7 +253,8 @@ def choose_starts(model: LanguageModel, grid: Grid, length: int, batch_size: int
     heads = grid.shape[-3] if "head" in grid.axes else 1
     compilation = compilation_flops(jax.default_backend())
     costs = {0: compilation + heads * (num_layers * whole_length) ** 2 * of_token}
-    layers = num_layers * (num_layers - 1) / 2  # The runs of one position recompute these layers.
+    # Total number of layers that the runs of one position recompute.
+    layers = num_layers * (num_layers - 1) / 2
     for starts in (1, 2, 4, 8):
         step = -(-length // starts)
         tokens = sum(length - position // step * step for position in range(length))

@@ -104,7 +104,7 @@ def check_source(
         )
     _check_ids("source", source, config.num_source_ids, source_width(config))
     if source.shape[0] == 0:
-        raise ValueError("source is empty; its batch size must be the batch size of tokens")
+        raise ValueError("source has batch size 0; it must be the batch size of tokens")
     if exceeds(source.shape[1], config.longest_source):
         raise ValueError(
             f"source has length {source.shape[1]}, more than max_source_length "

@@ -58,10 +58,11 @@ class LanguageModel(nn.Module):
             query and a key, such as `lambda query, key: key <= query`. Arrays and functions are
             converted to masks. If None, the model uses the mask of the config. With `layers`, each
             sub-layer has its own mask.
-        activation: an elementwise function, the activation of the feed-forward layers in place of
-            the config's. With `layers`, each sub-layer has its own activation.
-        positions: position vectors in place of the config's: an array [max_length, embed_dim], or a
-            function of the positions, int [tokens], and of embed_dim that returns the vectors.
+        activation: an elementwise function that replaces the config's activation of the
+            feed-forward layers. With `layers`, each sub-layer has its own activation.
+        positions: position vectors that replace the config's positions: an array [max_length,
+            embed_dim], or a function (positions, embed_dim) that returns the vectors, where
+            positions is int [tokens].
         layers: the layers of a Transformer; in an encoder-decoder, the decoder's layers. Each layer
             is a tuple of `Residual`, `Plain` and `Parallel` of `functional`. Their sub-layers may
             be user-defined. Defaults to the layers of the config.
@@ -305,7 +306,8 @@ class LanguageModel(nn.Module):
     ) -> tuple[Cache, dict[str, Array]]:
         """Returns an empty cache with the encoded sources, and the encoder's captured values.
 
-        Batch elements i * n to (i + 1) * n - 1 use source i, where n = batch_size / sources.
+        Batch elements i * n to (i + 1) * n - 1 use source i, where n is the batch size divided by
+        the number of sources.
         """
         if not self.architecture.generates:
             raise ValueError(f"a {type(self).__name__} cannot decode, so it does not have a cache")
@@ -366,7 +368,7 @@ class LanguageModel(nn.Module):
 
     @property
     def minimum_prefill(self) -> int:
-        """How many tokens at the start of a document the model must process in one call.
+        """Number of tokens at the start of a document that the model must process in one call.
 
         The model does not predict these tokens.
         """

@@ -69,7 +69,7 @@ class Share(NamedTuple):
     """Shard of each micro-batch that one of several processes reads.
 
     Each micro-batch is split into `count` equal shards, and this process reads shard `index`. The
-    processes together read the same sequences, in the same order, as a single process.
+    processes together read the same sequences in the same order as a single process would.
 
     Attributes:
         index: The index of the shard, from 0.

@@ -74,7 +74,7 @@ def _digest(path: Path) -> bytes | None:
 
 
 class Class(NamedTuple):
-    """What the losses of comparable runs have in common.
+    """Properties that runs must share for their losses to be comparable.
 
     A loss in nats per token depends on the text and the tokenizer.
     """
@@ -85,7 +85,7 @@ class Class(NamedTuple):
 
 
 def comparable(runs: list[Compared]) -> list[list[Compared]]:
-    """Groups runs whose losses are comparable: of one objective, one text and one tokenizer."""
+    """Groups runs with comparable losses: the same objective, text and tokenizer."""
     found: dict[Class, list[Compared]] = {}
     for run in runs:
         found.setdefault(_class_of(run), []).append(run)
@@ -150,10 +150,10 @@ def _settings(run: Compared) -> dict:
 def draw(runs: list[Compared], path: Path) -> None:
     """Plots the training losses by step and by time, and the held-out losses by step.
 
-    Each row of the picture has comparable runs. Runs that differ only in the seed are one curve,
-    their mean, with a band of its standard error. The y axes end just above the first losses, so
-    that a diverged run does not hide the other curves. The legend entry of a diverged run shows the
-    run's largest loss.
+    Each row of the figure shows one group of comparable runs. Runs that differ only in the seed are
+    drawn as one curve, the mean, with a band for the standard error of the mean. The y axes end
+    just above the first losses, so that a diverged run does not hide the other curves. The legend
+    entry of a diverged run shows the run's largest loss.
     """
     rows = comparable(runs)
     figure = Figure(figsize=(14, 4 * len(rows)), layout="constrained")

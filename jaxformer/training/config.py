@@ -269,13 +269,13 @@ class TrainingConfig(RunConfig[Model]):
     gradient_accumulation_steps: int = 1
     """micro-batches per update"""
     validation_fraction: float | None = None
-    """fraction of the data to hold out; default: 0.05, but for text at least 500 kB (or 0.1, if
-    that is less) and at most 10 MB, and for pairs at most 1,000 pairs"""
+    """fraction of the data to hold out; default: 0.05, but at most 10 MB of text, 1,000 pairs or
+    1,000 records. Of a text below 10 MB, the default is 500 kB or a tenth, whichever is less"""
     label_smoothing: float = 0.0
     """probability that label smoothing distributes uniformly over all tokens"""
     parse_special: bool = False
-    """read special tokens that are spelled out in the text, such as <|im_start|>, as special
-    tokens, also in prompts and evaluated texts. If false, their spelling is plain text"""
+    """encode special tokens that are spelled out in the text, such as <|im_start|>, as special
+    tokens. This also applies to prompts and evaluated texts. If false, they are ordinary text"""
     own: OwnNames = field(default_factory=OwnNames)
 
     def __post_init__(self) -> None:
@@ -362,10 +362,10 @@ class RecordTraining(WindowTraining[Model]):
 
     chat_template: str | None = None
     """file with a chat template in jinja2, for records with messages; default: the template of the
-    checkpoint, or a plain one that the run folder then contains"""
+    checkpoint or, if it has no template, a plain template, which is saved in the run folder"""
     record_weights: tuple[float, ...] = ()
-    """one number for each file or dataset: how often an epoch contains each of its training
-    records, such as 3 or 0.5; default: once"""
+    """one number for each file or dataset: how many times an epoch contains each training record
+    of the file, such as 3 or 0.5; default: once"""
     evaluation_records: int = 128
     """held-out records per evaluation, the same each time. The last evaluation also scores all
     held-out records"""
@@ -435,8 +435,8 @@ class PairTraining(TrainingConfig[Model]):
             bleu_metric(self.bleu_tokenize)
 
 
-# A resumed run may change these fields. These fields set the length of the run, its reports and its
-# execution on devices.
+# Fields that may change when a run is resumed: the length of the run, its reports and its execution
+# on devices.
 RESUMABLE = (
     "steps",
     "max_minutes",

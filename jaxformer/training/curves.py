@@ -1,4 +1,4 @@
-"""Mean curves of several runs with bands."""
+"""Plots of mean curves over several runs, with bands for the standard error."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ Curve = list[tuple[float, float]]
 def draw_mean(axes: Axes, curves: Sequence[Curve], **style: Any) -> None:
     """Draws the mean of curves as a line, and its standard error as a band.
 
-    The mean at a place averages only the curves that have a point there.
+    The mean at an x value averages only the curves that have a point at this x value.
 
     Args:
         axes: The axes to draw in.

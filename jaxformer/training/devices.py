@@ -29,8 +29,8 @@ class Device:
 _NVIDIA = "https://resources.nvidia.com/en-us-tensor-core/nvidia-tensor-core-gpu-datasheet"
 _TPU = "https://cloud.google.com/tpu/docs"
 DEVICES = {
-    # `links` is one direction of NVLink 4, which transfers 900 GB/s in both. `memory` is the size
-    # that the driver reports.
+    # `links` is the bandwidth of NVLink 4 in one direction (900 GB/s in both directions together).
+    # `memory` is the size that the driver reports.
     "gpu:h100": Device(
         "NVIDIA H100 SXM, 80 GB", "NVIDIA H100", 84_929_347_584, 989.4e12, 3.35e12, 450e9, _NVIDIA
     ),

@@ -59,8 +59,8 @@ def fit(
         objective: The quantity that training minimizes.
         batch_of: Returns the batch of update n, counted from 0. The axes of each array are
             (micro-batches, batch, …). The batch must be a function of n alone, because a resumed
-            run continues with the next n. With several processes, `batch_of` returns the whole
-            batch in each process, and the process trains on its own shard.
+            run continues with the next n. With several processes, `batch_of` must return the
+            whole batch in every process. Each process then trains on its own shard.
         out: The run folder. A new run needs a new or an empty folder.
         held_out: Batches to score at each evaluation, without the axis of micro-batches.
         params: The initial parameters, which are copied; random parameters if None.

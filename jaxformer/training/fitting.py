@@ -33,7 +33,7 @@ class Settings(dict[str, Any]):
         return name not in self.given
 
     def let(self, **values: Any) -> None:
-        """Sets the first field in `values` whose value comes from the preset, if there is one."""
+        """Sets only the first field in `values` that may be changed, if there is one."""
         if (name := next(filter(self.is_free, values), None)) is not None:
             self[name] = values[name]
 
@@ -49,9 +49,9 @@ def fit_preset(
 
     Args:
         training: The preset.
-        values: The user's values by field name. Of the fields in `training.execution`,
-            `training.lora` and `training.optimizer`, only `optimizer` and the presence of
-            `learning_rate` matter. All fields of `training.own` matter.
+        values: The user's values by field name, including the fields of `training.own`. The fields
+            of `training.execution`, `training.lora` and `training.optimizer` are ignored, except
+            that without a `learning_rate`, `optimizer` sets the optimizer and its learning rate.
         model_is_fixed: Whether the model comes from a checkpoint. The fields of such a model must
             not change.
 
@@ -129,8 +129,9 @@ def _sinusoidal_width(settings: Settings) -> None:
 def _heads(settings: Settings) -> None:
     """Keeps num_heads × head_dim in proportion to embed_dim (usually equal to embed_dim).
 
-    If the user sets embed_dim or head_dim, num_heads is computed from it. Otherwise embed_dim is
-    the smallest multiple of num_heads that is at least the preset's embed_dim.
+    If the user sets embed_dim or head_dim, but not num_heads, num_heads is computed from these
+    sizes. Unless the user sets embed_dim, embed_dim is computed from num_heads and head_dim if the
+    user sets both, and then rounded up to a multiple of the number that `_unit` returns.
     """
     before = settings.preset
     groups = 1 if settings.is_free("num_kv_heads") else settings["num_kv_heads"] or 1
@@ -258,7 +259,7 @@ def _source_vocabulary(settings: Settings) -> None:
 
 
 def _window(settings: Settings) -> None:
-    """Limits window_length to max_length, or makes them equal if positions are learned."""
+    """Makes both lengths equal if window_length exceeds max_length or positions are learned."""
     window, longest = settings["window_length"], settings["max_length"]
     if window is None:
         return

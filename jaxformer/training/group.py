@@ -1,7 +1,8 @@
 """Several runs whose arrays have the same shapes, trained in one program.
 
-Runs of a sweep often differ only in their seed and their learning rate. One program for all of them
-is compiled once, and each step is one dispatch. The runs are divided among the devices.
+Runs of a sweep often differ only in their seed and their learning rate. One program that trains all
+of these runs is compiled once, and dispatches each step once. The runs are divided among the
+devices.
 """
 
 import time
@@ -32,7 +33,7 @@ from jaxformer.training.step import Measured, TrainState, Updated, init_state
 from jaxformer.training.tasks.task import Task
 
 T = TypeVar("T")
-# The least number of seconds between two checkpoints of a group.
+# Minimum number of seconds between two checkpoints of a group.
 _SAVE_SECONDS = 60.0
 # The training loop computes the learning rate of each step from these settings, so the runs of one
 # program may differ in them.
@@ -40,14 +41,14 @@ _OF_THE_RATE = ("learning_rate", "schedule", "warmup_steps", "decay_fraction", "
 
 
 def shared_settings(config: RunConfig) -> RunConfig | None:
-    """Returns what all runs of one program have in common.
+    """Returns the settings that all runs of one program must share.
 
     Two runs can be trained in one program if the returned values are equal.
 
     Returns:
-        The config without its seed and its learning rate. None if the run needs a program of its
-        own: if its batches have several lengths, on a mesh, with a time limit, with an adapter or
-        with a trace.
+        The config with default values for the seed and the learning rate schedule. None if the run
+        needs its own program, because it has batches of several lengths, a mesh, a time limit, a
+        LoRA adapter or a profiler trace.
     """
     is_alone = config.mesh is not None or config.max_minutes is not None or config.profile
     is_alone |= config.lora.lora_rank is not None or not isinstance(config, WindowTraining)
@@ -58,7 +59,7 @@ def shared_settings(config: RunConfig) -> RunConfig | None:
 
 
 class Member(NamedTuple):
-    """What a run of a group needs.
+    """A run of a group.
 
     Attributes:
         config: The settings of the run.
@@ -127,7 +128,7 @@ class RunGroup:
             Interrupted: A signal ended the runs, after each has saved a checkpoint.
         """
         first = self._runs[0]
-        if first.done >= 1:  # The runs ended before their last evaluation.
+        if first.done >= 1:  # Only the last evaluation is missing.
             self._evaluate(whole=self._scores_all)
             return
         with ExitStack() as stack:
@@ -152,7 +153,7 @@ class RunGroup:
         self._pending.append((self._runs[0].step, rates, measured))
 
     def _follow_up(self, signal: Signals | None, show: Callable[[int, float, str], None]) -> None:
-        """After an update, makes the reports, the checkpoints and the evaluations that are due."""
+        """Handles the reports, checkpoints and evaluations that are due after an update."""
         first = self._runs[0]
         last, config = first.done >= 1, first.config
         saves = bool(signal) or last or self._is_time_to_save()
@@ -175,9 +176,11 @@ class RunGroup:
             self._evaluate(whole=last and self._scores_all)
 
     def _is_time_to_save(self) -> bool:
-        """Returns whether a checkpoint of each run is due. Checkpoints are a minute apart or more.
+        """Returns whether a checkpoint of each run is due.
 
-        A checkpoint takes about a tenth of a second for each run.
+        At multiples of `keep_period`, a checkpoint is always due. At other multiples of
+        `checkpoint_every`, a checkpoint is due only if the last one is `_SAVE_SECONDS` old, because
+        a checkpoint takes about a tenth of a second for each run.
         """
         config, step = self._runs[0].config, self._runs[0].step
         if config.keep_period is not None and step % config.keep_period == 0:
@@ -201,12 +204,12 @@ class RunGroup:
             list(pool.map(evaluate, self._alive))
 
     def _each(self, action: Callable[[Training], T]) -> list[T]:
-        """Calls a function with each run that has not ended, and returns its results."""
+        """Calls a function with each run that has not ended, and returns the results."""
         attempt = self._unless_ended(action)
         return [result for run in self._alive for result in attempt(run)]
 
     def _unless_ended(self, action: Callable[[Training], T]) -> Callable[[Training], list[T]]:
-        """Returns a function that returns [the result], or [] if the run ends early."""
+        """Wraps `action` so that it returns [result], or [] if the run ends early."""
 
         def attempt(run: Training) -> list[T]:
             try:
@@ -247,8 +250,8 @@ def _initial_states(
 def _compiled(update: Callable[..., Updated], mesh: Mesh) -> Callable[..., Updated]:
     """Returns the jitted update of all runs, `(states, batches, rates) -> (states, measured)`.
 
-    A CPU updates one run after another, because its products of single matrices are faster than its
-    products of stacked matrices.
+    A CPU updates one run after another, because XLA:CPU multiplies single matrices faster than
+    stacked matrices.
     """
 
     def on_one_device(

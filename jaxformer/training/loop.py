@@ -190,7 +190,7 @@ class Training:
                     is_over = self._follow_up()
 
     def begin(self, stop: Callable[[], Signals | None]) -> None:
-        """Makes an evaluation that is due, and starts the clock of the training time.
+        """Runs an evaluation that is due, and starts the training clock.
 
         Args:
             stop: Returns the signal that ends the run, or None.
@@ -202,7 +202,7 @@ class Training:
         self._clock.start(self.done)
 
     def _follow_up(self) -> bool:
-        """After an update, makes the report, the checkpoint and the evaluation that are due.
+        """Handles the report, the checkpoint and the evaluation that are due after an update.
 
         After a stop signal, the run ends before the evaluation.
 
@@ -230,8 +230,8 @@ class Training:
             batch = place_batch(batch, self.mesh, self.share)
         self.state, measured = step(self.state, batch, np.float32(rate))
         if self.config.max_minutes is not None:
-            # Waiting for the previous update keeps the clock at most one update behind, so the
-            # learning rate decays smoothly.
+            # Wait for the previous update, so that at most one dispatched update is missing in the
+            # measured time. The learning rate then decays smoothly.
             jax.block_until_ready(self._unfinished)
         self._unfinished = measured
         self.log.update(self.step, rate, measured)

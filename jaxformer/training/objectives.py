@@ -40,7 +40,7 @@ class Sums(NamedTuple):
 
 
 class Objective(ABC, Generic[AnyBatch]):
-    """Base class of objectives. An objective sums a loss over a batch and counts its targets.
+    """Base class of objectives. An objective sums the loss and counts the targets of a batch.
 
     An update minimizes Σ loss / Σ count over all micro-batches. An update therefore uses the
     gradient of the full batch, even if the micro-batches have different counts. Subclasses must be
@@ -102,7 +102,7 @@ class CrossEntropy(Objective[Batch]):
         check_fraction(self, "label_smoothing")
 
     def loss(self, model: LanguageModel, params: Weights, batch: Batch, key: NoiseKey) -> Sums:
-        """Computes the sum over the targets of the loss in nats times the target's weight."""
+        """Computes the weighted sum of the losses of the targets, in nats."""
         return self.scaled_loss(model, params, batch, key, jnp.float32(1))
 
     def count(self, batch: Batch) -> Scalar:

@@ -20,7 +20,7 @@ _ATTENDS = is_one_of("model", *_TRANSFORMERS)
 class OwnNames:
     """Names of user-defined functions that replace parts of the model that a config describes.
 
-    A run stores the names in config.json. Reading this file imports nothing.
+    A run stores the names in config.json. Reading config.json does not import the functions.
     """
 
     needs: ClassVar[Needs] = {
@@ -63,8 +63,8 @@ class OwnNames:
     def without_replaced(self, config: Model) -> Model:
         """Removes the parts of a config that the functions replace.
 
-        The config then describes the same parameters as the model has: a user-defined activation is
-        not gated, and user-defined positions have no learned table.
+        The resulting config describes the parameters that the model has: a user-defined activation
+        is not gated, and user-defined positions have no learned table.
         """
         names = {x.name for x in fields(config)}
         return replace(config, **{x: y for x, y in self.unused.items() if x in names})
@@ -92,7 +92,7 @@ class OwnNames:
         parts = self.parts
         found = {x: import_named("function", parts[x], f"own_{x}") for x in parts}
         if found:
-            # check_own imports JAX. Without own functions, the command line starts quickly.
+            # check_own imports JAX, which is slow, so it is imported only if there are functions.
             from jaxformer.models.builders.check_own import check_functions
 
             check_functions(found, config)

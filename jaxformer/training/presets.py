@@ -39,7 +39,7 @@ _WINDOW = 128
 def _stdlib(
     model: ModelConfig, learning_rate: float, steps: int = 2500, batch_size: int = 8
 ) -> TextTraining:
-    """Returns a run of about five minutes on two cores that trains on Python's standard library."""
+    """Returns the config of a run of about five minutes (two cores) on the standard library."""
     training = MaskedTokensTraining if model.bidirectional else TextTraining
     return training(
         model=model,
@@ -71,7 +71,7 @@ _WAVENET = configs.ConvolutionalConfig(
 
 
 def _tiny(model: ModelConfig) -> TrainingConfig:
-    """Returns a run of a few seconds that exercises every part of training."""
+    """Returns the config of a run of a few seconds that exercises every part of training."""
     training = TRAININGS[configs.architecture_name(model)]
     of_text = {"evaluation_windows": 16, "sample_tokens": 64}
     of_pairs = {"batch_tokens": 512, "lengths": 2, "evaluation_pairs": 16}
@@ -90,7 +90,7 @@ _SMALL = {"vocab_size": 512, "max_length": 64, "num_layers": 2, "embed_dim": 64}
 
 
 def _translation(model: ModelConfig) -> PairTraining:
-    """Returns a run of an hour on two cores for at least 10,000 sentence pairs (as in Multi30k)."""
+    """Returns the config of a one-hour run (two cores) for 10,000 or more pairs, as in Multi30k."""
     return PairTraining(
         model=model,
         execution=_UNROLLED,
@@ -111,7 +111,7 @@ def _shakespeare(
     batch_size: int,
     execution: Execution = Execution(),  # noqa: B008 (frozen)
 ) -> TextTraining:
-    """Returns a byte-level run with nanoGPT's settings for Tiny Shakespeare (see its README)."""
+    """Returns a byte-level config with the settings of nanoGPT's README for Tiny Shakespeare."""
     return TextTraining(
         model=model,
         execution=execution,
@@ -122,7 +122,7 @@ def _shakespeare(
     )
 
 
-# Models of these presets can be exported to transformers if transformers has a class for them.
+# These options match BERT and PEGASUS, so that the models can be exported to transformers.
 _BERT: dict[str, Any] = {"norm_position": "post", "embedding_norm": True}
 _PEGASUS: dict[str, Any] = {"positions": "sinusoidal_halves", "scale_embeddings": True}
 _SENTENCES = {"vocab_size": 5000, "max_length": 256, "dropout": 0.2}

@@ -1,8 +1,8 @@
 """Training with several processes, signals that stop a run, and errors that end a run.
 
 The processes connect through JAX's distributed runtime. Each process has its own devices. All
-processes run the same program and see the same order of data. Only process 0 writes the log.
-If `join` is not called, there is one process, which never waits for other processes.
+processes run the same program and iterate over the data in the same order. Only process 0 writes
+the log. If `join` is not called, there is one process, which never waits for other processes.
 """
 
 import errno

@@ -27,14 +27,15 @@ from jaxformer.training.screen import Screen
 
 # The version of the format of sweep.json.
 SWEEP_FORMAT = 1
-# The settings of a run on text that determine its data, with the inputs and the vocabulary size.
+# Together with the inputs and the vocabulary size, these settings determine the data of a run on
+# text.
 _OF_THE_TEXT = ("validation_fraction", "parse_special", "text_field")
-# {flag name without its leading dashes: the words of its value, as on the command line}.
+# {flag name without its leading dashes: its value as text, as on the command line}.
 Setting = dict[str, str]
 
 
 def grid(varied: Mapping[str, Sequence[str]], listed: Sequence[Setting] = ()) -> list[Setting]:
-    """Returns all combinations of the values, each with each listed setting.
+    """Returns all combinations of the varied values with each of the listed settings.
 
     Args:
         varied: The values of each flag.
@@ -86,7 +87,7 @@ class Planned(NamedTuple):
         return has_diverged(self.config, metrics)
 
     def data_key(self) -> tuple:
-        """Returns what determines the prepared data of the run.
+        """Returns a key that is equal for runs with the same prepared data.
 
         The data of pairs depend on many settings, such as max_length and lowercase. Runs on pairs
         therefore share data only if they differ in nothing but the seed and the optimizer.
@@ -118,7 +119,7 @@ def claim_sweep(path: Path, command: list[str], settings: Sequence[Setting]) -> 
         settings: The settings that distinguish the runs.
 
     Returns:
-        What this call created, in the order in which `withdraw` removes it.
+        The paths that this call created, in the order in which `withdraw` removes them.
 
     Raises:
         ValueError: The folder contains another sweep, or other files.
@@ -148,7 +149,7 @@ def claim_sweep(path: Path, command: list[str], settings: Sequence[Setting]) -> 
 
 
 def withdraw(created: Sequence[Path]) -> None:
-    """Removes what `claim_sweep` created, because the inputs of the runs are not accepted."""
+    """Removes the paths that `claim_sweep` created, if the inputs of the runs are invalid."""
     for path in created:
         path.rmdir() if path.is_dir() else path.unlink()
 

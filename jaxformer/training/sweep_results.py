@@ -20,8 +20,9 @@ class Average(NamedTuple):
 
     Attributes:
         setting: The setting without the seed.
-        losses: The last held-out loss of each run that reached its last step, on all held-out data
-            if all runs of the sweep scored all data.
+        losses: The last held-out loss of each run that reached its last step. If the last
+            evaluations of the sweep's runs scored different numbers of tokens, the losses are on
+            the fixed part of the held-out data.
         num_runs: The number of runs.
         num_diverged: The number of runs that ended early, because a loss was not finite.
         training: The smoothed training losses of each run that did not diverge.
@@ -37,7 +38,7 @@ class Average(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The setting as words, such as "norm rms"."""
+        """The setting as text, such as "norm rms"."""
         return said(self.setting).replace("--", "") or "all runs"
 
     @property
@@ -90,8 +91,8 @@ def _average(setting: Setting, runs: list[Planned], uses_all: bool) -> Average:
         trained = [line for line in lines if "loss" in line]
         steps, curve = [x["step"] for x in trained], smoothed([x["loss"] for x in trained])
         training.append(list(zip(steps, curve, strict=True)))
-        # An evaluation of all held-out data also gives `part_loss`, the loss on the part that every
-        # evaluation scores.
+        # An evaluation of all held-out data also writes `part_loss`, the loss on the fixed part
+        # that every evaluation scores.
         scored = _scored(run)
         parts = [(x["step"], x.get("part_loss", x["held_out_loss"])) for x in scored]
         held_out.append(parts)
@@ -101,7 +102,7 @@ def _average(setting: Setting, runs: list[Planned], uses_all: bool) -> Average:
 
 
 def table(found: Sequence[Average]) -> list[str]:
-    """Returns a line for each setting: the mean held-out loss, its standard error and the runs.
+    """Returns a header, and a line with the mean loss, standard error and runs of each setting.
 
     The best mean is marked by an asterisk.
     """
@@ -118,10 +119,10 @@ def table(found: Sequence[Average]) -> list[str]:
 
 
 def draw_sweep(found: Sequence[Average], path: Path) -> None:
-    """Draws the losses by step, and the last held-out loss by the first number that varies.
+    """Draws the losses by step, and the last held-out loss by the first numeric flag that varies.
 
-    A line is the mean over the seeds, and its band the standard error. Diverged runs are only
-    counted. The y axes end just above the first losses.
+    A line is the mean over the seeds, and the band around it is the standard error. Diverged runs
+    are not drawn, but the legend shows their number. The y axes end just above the first losses.
     """
     figure = Figure(figsize=(15, 4.5), layout="constrained")
     trained, scored, last = figure.subplots(1, 3)

@@ -9,8 +9,8 @@ in float32 if x is always below −105.
 The analysis makes one assumption: the absolute value of an element with unknown bounds is at most
 `assumed_limit`. Attention scores of trained models can be below −10⁴, so this limit is 2²⁰ for
 float32 and bfloat16. For each array, the assumed limit is at least 1,024 times the largest
-absolute value of an element. With these limits, the mask value −10⁹ hides a score. −10⁴ hides it
-only if the scores are capped (tanh, clip).
+absolute value of an element. With these limits, the mask value −10⁹ hides every score. The mask
+value −10⁴ hides the scores only if they are capped (tanh, clip).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,12 +50,12 @@ def underflow(dtype: DTypeLike) -> float:
 
 
 def element_bounds(x: Marked) -> Bounds:
-    """Returns the bounds of all elements. Elements that no input affects are constants."""
+    """Returns the bounds of all elements; for a constant, both bounds are its value."""
     return _with_constants(x, x.bounds)
 
 
 def sure_bounds(x: Marked) -> Bounds:
-    """Returns the bounds of all elements, where unknown bounds are infinite."""
+    """Returns the bounds of all elements like `element_bounds`, but ±∞ where they are unknown."""
     return _with_constants(x, x.bounds or Bounds(-np.inf, np.inf))
 
 
@@ -82,7 +82,7 @@ def _assumed(value: np.ndarray, where: Where) -> Bounds:
 
 
 def informative(x: Marked) -> bool:
-    """Returns whether an array has known bounds, or is a constant that may contain a mask."""
+    """Returns whether an array has known bounds, or has constant elements that may be a mask."""
     if x.bounds is not None:
         return True
     value = np.asarray(x.value)

@@ -48,8 +48,8 @@ class Property(NamedTuple):
         name: The property's key in `PROPERTIES`.
         holds: Whether the property holds.
         detail: The measurements, as text.
-        layer: The first layer at which the property fails; None if it holds or the layer is
-            unknown.
+        layer: The first layer at which the property fails; None if the property holds or the layer
+            is unknown.
         seconds: The duration of the check in seconds.
     """
 
@@ -210,7 +210,8 @@ def _read_in_chunks(
 def chunk_sizes(rng: np.random.Generator, length: int, first: int) -> list[int]:
     """Draws chunk sizes that add up to `length`.
 
-    Apart from the first chunk, each size is 1 or 11, because every size is compiled separately.
+    All chunks except the first have size 1 or 11, because JAX compiles the model once for each
+    distinct size.
 
     Args:
         rng: The random generator.

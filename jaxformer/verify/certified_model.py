@@ -219,9 +219,9 @@ class CertifiedModel:
     ) -> list[Value]:
         """Returns the values at the model's hook points, in order, and then the logits.
 
-        Attention weights are omitted, because capturing them changes the computation. For an
-        encoder-decoder, the encoder's hook points are omitted, because their values belong to
-        source tokens.
+        Attention scores and weights are omitted, because capturing them changes the computation.
+        For an encoder-decoder, the encoder's hook points are omitted, because their values belong
+        to source tokens.
 
         Args:
             tokens: int [batch, length].

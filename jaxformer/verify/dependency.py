@@ -46,7 +46,7 @@ class Dependency:
         matrix: bool [*output positions, *input positions], True where at least one method found a
             dependency.
         effects: Float array of the same shape: the largest effect (derivative or change) of each
-            input on each output. NaN for pairs that "derivative" and "change" did not test.
+            input on each output. NaN for pairs that neither "derivative" nor "change" tested.
         witnesses: The number of pairs that each method tested, by the method's name.
         disagreements: The pairs on which the methods disagree.
         remarks: Reasons why the matrix may be wrong, such as a primitive without a taint rule.
@@ -94,9 +94,9 @@ def dependency_matrix(
         inputs: int [*positions] or float [*positions, features]. The positions are [length] or
             [batch, length].
         weights: A pytree of arrays. If given, taint analysis finds the paths that exist for at
-            least one value of the weights, and treats captured arrays as constants. If None,
-            captured arrays that are entirely 0 are treated as weights, because training
-            changes zero-initialised weights.
+            least one value of the weights, and treats the arrays in the function's closure as
+            constants. If None, arrays in the closure that are entirely 0 are treated as weights,
+            because training changes zero-initialised weights.
         witnesses: The names of the methods to use. Defaults to all; "derivative" is skipped for
             integer inputs and for functions without a derivative.
         sample: The number of inputs that "change" tests and of outputs that "derivative" tests; all
@@ -121,7 +121,10 @@ def dependency_matrix(
     if not (isinstance(atol, Real) and 0 <= atol < np.inf):
         raise ValueError(f"atol is {atol!r}; it must be a finite number of at least 0")
     if others is not None and np.shape(others) != inputs.shape:
-        raise ValueError(f"others have shape {np.shape(others)}; inputs have shape {inputs.shape}")
+        raise ValueError(
+            f"others have shape {np.shape(others)}; they must have the shape of inputs, "
+            f"{inputs.shape}"
+        )
     num_positions = inputs.ndim if is_ids else inputs.ndim - 1
     applied = function if weights is None else partial(function, weights)
     before, after = _positions(applied, inputs, num_positions)
@@ -198,7 +201,7 @@ def _checked_witnesses(
 def _positions(
     function: Callable[[Array], Array], inputs: Array, num_positions: int
 ) -> tuple[Shape, Shape]:
-    """Returns the sizes of the axes of positions: (of the inputs, of the outputs)."""
+    """Returns (shape of the input positions, shape of the output positions)."""
     if not num_positions or not inputs.size:
         raise ValueError(
             f"inputs are {inputs.dtype} {inputs.shape}; they must be token ids, [length] or "
@@ -215,8 +218,8 @@ def _positions(
         ) from error
     if not hasattr(output, "shape") or len(output.shape) < num_positions:
         raise ValueError(
-            f"the function returns {output}; it must return one array, and its first "
-            f"{num_positions} axes must be positions, as in inputs"
+            f"the function returns {output}; it must return one array with at least "
+            f"{num_positions} axes, the first of which are positions"
         )
     return inputs.shape[:num_positions], output.shape[:num_positions]
 

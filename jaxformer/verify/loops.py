@@ -15,8 +15,9 @@ from jaxformer.verify import marks as m
 from jaxformer.verify.bounds import element_bounds
 from jaxformer.verify.marks import Bounds, Marked, Marks
 
-# Flags in the last byte of an element's taint marks. `VARIES`: the value may change from step to
-# step of the loop. `UNSURE`: the batch element is uncertain, as defined in `marks_of_any_length`.
+# Flags in the last byte of an element's taint marks. `VARIES`: the value is not a constant, because
+# it belongs to a weight or may change from step to step of a loop. `UNSURE`: the batch element is
+# uncertain, as defined in `marks_of_any_length`.
 VARIES, UNSURE = np.uint8(1), np.uint8(2)
 
 
@@ -35,8 +36,8 @@ def marks_of_any_length(
     change. Batch elements that are not uncertain keep their taint marks.
 
     Args:
-        step: Maps the carry to (condition, carry) after one more step. The taint marks have the
-            extra byte of `with_extra_byte`.
+        step: Maps a carry to (the loop's condition for this carry, the carry after one more step).
+            The taint marks have the extra byte of `with_extra_byte`.
         decided: The union of the condition's taint marks over all its evaluations.
         begin: The carry before the loop.
         entered: The carry before the last executed step. A repetition of this step terminates,

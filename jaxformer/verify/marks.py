@@ -1,8 +1,8 @@
 """Taint marks: for each element of an array, the set of inputs that may affect it.
 
 A set is stored as bits, one per input. The bits are packed into bytes along a last axis, so that
-the taint marks of an array are uint8 [*shape, bytes]. An axis has size 1 if all elements along it
-have equal marks. The taint marks are None if no input affects the array.
+the taint marks of an array are uint8 [*shape, bytes]. An axis along which all marks are equal may
+have size 1. The taint marks are None if no input affects the array.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -67,7 +67,8 @@ def parity(
 ) -> Parity:
     """Compares an imported model with transformers in float32.
 
-    The input of both models is a fixed English text or, without a tokenizer, random token ids.
+    The input of both models is a fixed English text. If `tokenizer` is None, the input is a
+    sequence of random token ids.
 
     Args:
         folder: The checkpoint in Hugging Face format.
@@ -119,8 +120,8 @@ def parity(
     options |= {"sampler": Sampler(temperature=0.0), "constraints": Constraints()}
     prompts = [start.tolist()]
     (tokens,) = generate(model, variables, prompts, max_new_tokens=max_new_tokens, **options).tokens
-    # `same` counts the predictions before the first difference. After it, transformers would
-    # have continued another text, so later predictions are not comparable.
+    # `same` counts the predictions before the first difference. After this difference, transformers
+    # would have continued another text, so later predictions are not comparable.
     text = torch.tensor(np.concatenate([start, tokens])[None])
     inputs["decoder_input_ids" if read else "input_ids"] = text
     with torch.no_grad():

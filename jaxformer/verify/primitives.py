@@ -9,7 +9,7 @@ The rules use the values of the operands. A factor that is a constant 0 removes 
 the other factor. A summand that is a constant −∞ removes the taint marks of the other summand;
 masks work in this way. The rules assume that values with taint marks are finite, because 0 × ∞ is
 NaN. Because 0 / 0 is NaN, the rules also assume that 0 is never divided by a 0 with taint marks.
-The module `bounds` decides when a large finite number works as a mask.
+The module `bounds` determines whether a finite number such as −10⁹ is low enough to mask a score.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -130,7 +130,7 @@ def _nothing(equation: Equation) -> Found:
     return []
 
 
-# ---- over axes
+# ---- reductions and other primitives that combine elements along axes
 
 
 def _reduced(equation: Equation) -> Found:
@@ -325,7 +325,7 @@ class _Side:
         """Returns bool [batch, free, contracted], False where the operand is a constant 0.
 
         Returns None if no element is a constant 0. A zero with taint marks counts as True, because
-        other inputs may change the zero.
+        the element may be nonzero for other inputs.
         """
         live = m.live_elements(self.x, m.is_zero)
         return None if live is None else self.grouped(np.asarray(live))

@@ -113,8 +113,8 @@ def convolved(segment_ids: Segments, kernel_size: int, dilation: int = 1) -> Tab
     Args:
         segment_ids: Segment ids [length], or the length of one document. Padding does not count as
             a position.
-        kernel_size: The number of tokens that each output reads.
-        dilation: The distance between neighbouring tokens that an output reads.
+        kernel_size: The number of tokens that each output depends on.
+        dilation: The distance between neighbouring tokens among these tokens.
     """
     reach = [dilation * (k - kernel_size + 1) for k in range(kernel_size)]
     return _within_documents(segment_ids, lambda i, j: j - i in reach)

@@ -66,7 +66,7 @@ def taint(
     """Finds which input positions may affect each element of a function's output.
 
     Args:
-        function: Maps one array to one array. Captured arrays are treated as constants.
+        function: Maps one array to one array. Arrays in its closure are treated as constants.
         inputs: An array whose first `num_positions` axes are positions, numbered in row-major
             order.
         num_positions: The number of position axes.
@@ -94,8 +94,9 @@ def follow(
         inputs: An array whose first `num_positions` axes are positions.
         num_positions: The number of position axes.
         weights: Arrays whose values may change, so that zeros in them do not end a dependency.
-        varies: Maps a captured array to bool [*shape], True for elements that are treated like
-            weights. If None, captured arrays are treated as constants.
+        varies: Maps an array from the function's closure (a constant of the jaxpr) to bool
+            [*shape], True for elements that are treated like weights. If None, these arrays are
+            treated as constants.
     """
     positions = np.shape(inputs)[:num_positions]
     unit = m.with_extra_byte(m.unit_marks(positions, np.ndim(inputs)))
@@ -137,7 +138,7 @@ class _Run:
         return Marked(value, m.only_where(mark, where))
 
     def captured(self, value: AnyArray) -> Marked:
-        """Adds taint marks to a captured array, which is a constant of the jaxpr."""
+        """Adds taint marks to an array from the function's closure, a constant of the jaxpr."""
         if self.varies is None:
             return Marked(value)
         return self.varying(value, self.varies(value))

@@ -28,8 +28,8 @@ def by_taint(
 
     Without `weights`, arrays in the function's closure that are entirely 0 are treated as weights
     with any values. Arrays in the closure with some zeros are treated as constants, because they
-    may be masks. If these arrays were weights, there might be more paths. A remark states the
-    number of additional dependencies.
+    may be masks. If treating these arrays as weights adds dependencies, a remark states the number
+    of additional dependencies.
 
     Args:
         function: Called with the inputs or, if `weights` are given, with the weights and the
@@ -54,15 +54,15 @@ def by_taint(
         more = _by_position(other, num_positions) & ~pairs
         if more.any():
             remarks += (
-                f"captured arrays ({', '.join(captured.partly)}) contain zeros; other "
-                f"values there would add {more.sum()} dependencies. If these arrays are weights, "
+                f"arrays in the function's closure ({', '.join(captured.partly)}) contain zeros; "
+                f"nonzero values would add {more.sum()} dependencies. If these arrays are weights, "
                 "pass them as weights=…. If they are masks, convert them to bool",
             )
     return Taint(pairs, remarks, found.notes + captured.notes())
 
 
 class _Captured:
-    """Decides which captured arrays of a function are treated as weights.
+    """Decides which arrays in a function's closure are treated as weights.
 
     Attributes:
         partly: A dict whose keys describe the float arrays with some zeros.
@@ -83,8 +83,9 @@ class _Captured:
     def weights(self, array: AnyArray) -> Bool[np.ndarray, "..."]:
         """Returns bool [*shape]: True for elements that may be weights.
 
-        Arrays without zeros have no such elements, because a weight ends a path only where it is 0.
-        Elements with an absolute value of at least `REACH` are treated as masks.
+        The result is False for arrays without zeros: only a zero ends a path, so treating these
+        arrays as weights would not add paths. Elements with an absolute value of at least `REACH`
+        are treated as masks.
         """
         zero = _is_zero(array)
         if not zero.any():
@@ -93,7 +94,10 @@ class _Captured:
 
     def notes(self) -> tuple[str, ...]:
         names = ", ".join(self.wholly)
-        note = f"captured arrays of zeros ({names}) are treated as weights, which may be trained"
+        note = (
+            f"arrays of zeros in the function's closure ({names}) are treated as weights, which "
+            "may be trained"
+        )
         return (note,) if names else ()
 
 

@@ -130,7 +130,7 @@ def test_edit_that_returns_an_array_equals_a_patch(seed, layer, positions, scan)
 @pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=tiny.seeds, step=st.integers(0, NEW - 1))
-def test_edit_at_a_step_equals_a_patch_at_the_step(seed, step):
+def test_edit_at_a_generation_step_equals_a_patch_at_this_step(seed, step):
     model = tiny.build()
     variables, tokens = tiny.weights(model, seed), tiny.tokens(seed, 1, 5)
     new = 3 * tiny.embeddings(seed, 8)

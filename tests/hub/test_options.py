@@ -108,9 +108,7 @@ def test_code_uses_the_value_of_every_config_json_option_it_reads():
 
 @pytest.mark.parametrize("kind", ["yarn", "llama3"])
 @pytest.mark.parametrize("option", ["rope_parameters", "rope_scaling"])
-def test_original_context_length_beside_the_rope_options_overrides_the_one_inside_them(
-    kind, option
-):
+def test_top_level_original_context_length_overrides_the_one_in_the_rope_options(kind, option):
     """As in transformers, the outer length takes precedence over the inner length."""
     content = FAMILIES["llama"].to_options(base("llama"))
     scaling = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -93,7 +93,7 @@ def test_typed_source_gives_the_token_ids_of_python_and_the_logits_of_jax(kind, 
             assert np.abs(np.subtract(state["logits"], before["logits"])).max() > 1e-3
 
 
-def test_typed_source_that_is_too_long_is_refused_with_the_limit_of_the_source(pages, translator):
+def test_error_for_too_long_source_text_on_the_page_states_the_limit(pages, translator):
     tab = pages.open(translator.page)
     before = tab.evaluate(STATE)
     text, button = field(tab)

@@ -148,7 +148,7 @@ def test_invalid_sources_raise_errors_that_name_the_argument(name):
         ),
         f"source contain id {size}, but source_vocab_size is {size}": lambda: apply(whole * size),
         "source does not contain any tokens": lambda: apply(whole[:, :0]),
-        "source is empty; its batch size must be": lambda: jf.init_cache(
+        "source has batch size 0; it must be": lambda: jf.init_cache(
             model, variables, 2, 4, whole[:0]
         ),
         r"source\[1\] contains only padding": lambda: apply(

@@ -28,7 +28,7 @@ class Encoded:
         words: The texts of the special tokens.
         encode: Encodes a text with marks.
         marked: The text with `mark` before each special token that the template wrote.
-        mark: The mark.
+        mark: The character that marks special tokens in `marked`.
     """
 
     chat: Chat
@@ -62,7 +62,8 @@ class Encoded:
         """Checks that the text before a span has the same tokens if no answer follows.
 
         Raises:
-            ValueError: The tokens differ, so a model would learn from prompts that it never gets.
+            ValueError: The tokens differ, so a model would be trained on prompts that it never gets
+                in generation.
         """
         before = [token for token in self.tokens if token.end <= span.start]
         prompt = self.encode(self._beginning(span.start), self.mark)
@@ -97,7 +98,7 @@ class Conversation:
 
     @cached_property
     def assistant_mask(self) -> list[bool]:
-        """For each token, whether the assistant says it, the end-of-turn token included.
+        """Whether the assistant says each token; True for the end-of-turn token of its turns.
 
         Raises:
             ValueError: The template does not mark what the assistant says, and the mask cannot be

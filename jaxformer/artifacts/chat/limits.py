@@ -22,7 +22,7 @@ from jinja2.visitor import NodeTransformer
 # A published template needs a few thousand steps for a long conversation.
 MOST_STEPS = 1_000_000
 MOST_SECONDS = 20.0
-# Limits of the total length of all strings that a rendering makes, and of the length of each.
+# Limits of the total length of all strings that a rendering makes, and of the length of one string.
 MOST_CHARACTERS = 1_000_000_000
 LONGEST_TEXT = 20_000_000
 # Larger integers must not be arguments of filters and methods, which use them as widths.
@@ -91,7 +91,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             yield item
 
     def concatenated(self, *parts: Any) -> str:
-        """Returns the concatenation of values, as the operator `~`."""
+        """Concatenates values, like the operator `~`."""
         texts = list(map(str, parts))
         BUDGET.get().text(sum(map(len, texts)))
         return "".join(texts)

@@ -9,7 +9,7 @@ from typing import Any
 
 Messages = Sequence[Mapping[str, Any]]
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-# Names of the field with the assistant's reasoning. Templates read the first or the second.
+# Names of the field with the assistant's reasoning. A template reads either of the first two names.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _DEEPEST = 100
 # Words in the types of parts that are not text, such as "image_url" and "input_audio".
@@ -78,7 +78,7 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any, what: str, depth: int = 0) -> Any:
-    """Copies JSON data, so that a template never sees an object with methods of its own.
+    """Copies JSON data, so that a template cannot call methods of user-defined classes.
 
     Args:
         value: The data: dicts, lists, texts, numbers, Booleans and None.
@@ -120,10 +120,10 @@ def strings(value: Any) -> Iterator[str]:
 class SpecialTokenBreaker:
     """Puts marks into the special tokens that an author spells out.
 
-    A mark stands after the first character of the token. A token of one character has another mark
-    before it. If a text begins or ends with a part of a special token, a mark also separates this
-    part from the text that the template writes beside it. So in a rendered text, the template wrote
-    exactly the special tokens without marks.
+    The mark follows the first character of the token. A token of one character gets a different
+    mark, before the character. If a text begins or ends with a part of a special token, a mark also
+    separates this part from the text that the template writes beside it. So in a rendered text, the
+    template wrote exactly the special tokens without marks.
     """
 
     def __init__(self, words: Iterable[str], mark: str, mark_before: str):

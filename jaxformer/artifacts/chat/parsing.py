@@ -31,8 +31,8 @@ class Token:
 class MarkedParser:
     """Encodes a text; a special token is recognized only after a mark.
 
-    The parser's backend is a copy in which each special token begins with the mark. The backend
-    gives such tokens new ids, which are replaced by the ids of the special tokens.
+    The parser uses a copy of the tokenizer's backend, in which each special token begins with the
+    mark. The copy gives such tokens new ids, which are replaced by the ids of the special tokens.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, mark: str):
@@ -85,7 +85,7 @@ class MarkedParser:
         return [Token(token, *place) for token, place in pairs]
 
     def _true_ids(self, token: Token, text: str, spell: Spell) -> list[int]:
-        """Returns the ids that the tokenizer itself has for a token of the copy."""
+        """Converts a token of the copied backend to ids of the original tokenizer."""
         if token.id in self._ids:
             return [self._ids[token.id]]
         if token.id in self._special:

@@ -1,4 +1,4 @@
-"""A chat template for tokenizers without one. It needs no special token except the end of text."""
+"""Chat template for tokenizers without a chat template; it needs only the end-of-text token."""
 
 PLAIN_TEMPLATE = """\
 {%- for message in messages %}

@@ -4,7 +4,7 @@ jinja2's immutable sandbox keeps a template away from Python's internals, files 
 `limits` bounds its time and memory.
 
 Chat templates are rendered with the options, filters and globals of transformers, so that the
-texts are equal.
+rendered texts equal the texts that transformers renders.
 
 Reference: `_cached_compile_jinja_template` in transformers/utils/chat_template_utils.py.
 """
@@ -122,7 +122,7 @@ def _environment() -> BoundedEnvironment:
     return environment
 
 
-# ---- what transformers adds to jinja2
+# ---- filters and globals that transformers adds to jinja2
 
 
 def _raise_exception(message: str) -> None:
@@ -140,7 +140,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns JSON; unlike jinja2's filter, it keeps the order of keys and escapes no HTML."""
+    """Returns JSON. Unlike jinja2's filter, this neither sorts keys by default nor escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

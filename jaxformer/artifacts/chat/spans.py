@@ -25,8 +25,8 @@ Message = dict[str, Any]
 # If a prompt ends with this word, the next tokens are the assistant's reasoning. They count as
 # tokens of the assistant.
 _REASONING = "<think>"
-# The first unused characters, in this number, are single marks. Each of the remaining unused
-# characters marks one message.
+# The first `_SINGLE_MARKS` unused characters are marks with fixed purposes. Each of the remaining
+# unused characters marks one message.
 _SINGLE_MARKS = 8
 # Words in angle brackets are compared as a whole, even if they are not special tokens.
 _TAG = r"<[^<>\s]{1,40}>"
@@ -75,7 +75,7 @@ def derived_spans(
 
     Args:
         chat: The conversation.
-        text: Its text.
+        text: The text of the conversation.
         add_generation_prompt: Whether the text ends with the prompt for an answer.
         words: The texts of the special tokens, which are compared as a whole.
 
@@ -140,8 +140,8 @@ class _Finder:
         """Returns the text of the earlier messages, and the header that follows.
 
         The header is what the template writes before any answer: the common beginning of the prompt
-        and of an empty turn. The prompt alone may contain more: it may open the assistant's
-        reasoning, and in Qwen 2.5 it ends with a line break that only answers with a text have.
+        and of an empty turn. The prompt alone may be longer. It may open the assistant's reasoning.
+        In Qwen 2.5, it ends with a line break that the template omits for an answer without text.
         """
         before, prompt = self._render(earlier, index), self._render(earlier, index, prompt=True)
         if prompt == before:  # The template ignores add_generation_prompt.
@@ -182,18 +182,19 @@ class _Finder:
         return self._content_ends[index][-1]
 
     def _earlier_end(self, index: int) -> int:
-        """Returns where the last text before a message ends, or 0 if the template writes none."""
+        """Returns where the last text of the earlier messages ends, or 0 if they have no text."""
         return max(
             (self._content_ends[i][0] for i in range(index) if i in self._content_ends), default=0
         )
 
     @cached_property
     def _content_ends(self) -> dict[int, list[int]]:
-        """Where the texts of messages end, by index; one rendering marks all messages.
+        """The positions at which the texts of each message end, by the index of the message.
 
-        A message may have several texts, and a template may write a text twice, such as a tool's
-        name. The dict is empty if the marks change anything else in the text, or if the template
-        refuses them. Then each message is marked alone.
+        All positions come from one rendering, in which every message has its own mark. A message
+        may have several texts, and a template may write a text twice, such as a tool's name. If the
+        marks change anything else in the text, or if the template rejects them, the dict is empty.
+        Then a separate rendering marks each message.
         """
         marks = self.chat.unused[_SINGLE_MARKS:]
         if len(marks) < len(self.chat.messages):
@@ -219,7 +220,7 @@ class _Finder:
         return self.chat.unused[2]
 
     def _with_mark(self, index: int) -> list[Message]:
-        """Returns the messages, with a mark at the end of each text of one of them."""
+        """Returns the messages; message `index` has a mark at the end of each of its texts."""
         messages = list(self.chat.messages)
         messages[index] = _mark(messages[index], self._mark)
         return messages

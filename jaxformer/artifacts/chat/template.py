@@ -34,8 +34,8 @@ class ChatTemplates:
     """The chat templates of a tokenizer.
 
     Attributes:
-        sources: The templates by name. "default" is the usual one, and "tool_use" the one for
-            conversations with tools.
+        sources: The templates by name. "default" is the usual template, and "tool_use" is the
+            template for conversations with tools.
         special_tokens: The texts of special tokens by their variable, such as `bos_token`.
     """
 
@@ -71,7 +71,7 @@ def read_templates(files: Mapping[str, str], others: Mapping[str, str]) -> ChatT
         others: Texts of special tokens by variable, used if the files do not set the variable.
 
     Returns:
-        The templates, or None if the files contain none.
+        The templates, or None if the files contain no template.
 
     Raises:
         ValueError: A template is not a text. The message gives the file.
@@ -119,8 +119,8 @@ class ChatTemplate:
     """One chat template.
 
     Attributes:
-        name: Its name.
-        source: The program.
+        name: The name of the template.
+        source: The template itself, a program in jinja2.
         special_tokens: The texts of special tokens by their variable, such as `bos_token`.
     """
 
@@ -170,7 +170,7 @@ class Chat:
 
     @cached_property
     def unused(self) -> str:
-        """Characters that occur in no text."""
+        """Characters that do not occur in `texts`, so that they can serve as marks."""
         used = set("".join(self.texts))
         return "".join(x for x in map(chr, _PRIVATE) if x not in used)
 
@@ -183,7 +183,7 @@ class Chat:
         """Returns the text of the conversation.
 
         Args:
-            messages: Other messages with the same settings. Defaults to those of the conversation.
+            messages: The messages to render. Defaults to the messages of the conversation.
             add_generation_prompt: Whether the text ends with the beginning of the assistant's next
                 answer.
             marks: See `sandbox.render`.

@@ -40,8 +40,9 @@ def attend(
 ) -> Float[Array, "*batch heads queries v"]:
     """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(s_ij) over the keys j visible to query i.
 
-    Queries without visible keys give zeros, with finite gradients. If the queries have n times the
-    batch size of the keys, n consecutive batch elements share keys and values.
+    The output of a query without visible keys is 0, with finite gradients. If the batch size of the
+    queries is n times the batch size of the keys, n consecutive batch elements share keys and
+    values.
 
     Args:
         query: the queries q.

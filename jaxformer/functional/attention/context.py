@@ -31,7 +31,7 @@ class Context:
             attention for few queries and a cache with zeros in empty slots (`Cache.live_prefix`).
         written: the slots of the new tokens in a cache; see `cache.slots.write_token_info`.
         positions: the positions of the queries for the rotary encoding; defaults to 0, 1, 2, …
-        name: the name of the sub-layer; the names of its hook points begin with it.
+        name: the name of the sub-layer, which is the prefix of the names of its hook points.
         in_order: whether positions count the tokens of each document in order.
         reads: which keys and values `store` returns if there is a cache. "slots" selects all
             cache slots after writing the new tokens. "new tokens" selects only the new tokens.

@@ -35,7 +35,7 @@ def dot_product_attention(
 ) -> Float[Array, "*batch_and_heads queries value_dim"]:
     """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(q_i·k_j / √head_dim) over visible keys j.
 
-    Queries without visible keys give zeros, with finite gradients.
+    The output of a query without visible keys is 0, with finite gradients.
 
     Args:
         query: [*batch, heads, queries, head_dim], or [queries, head_dim] for one head.
@@ -44,8 +44,8 @@ def dot_product_attention(
         value: shaped like `key`, except for the size of the last axis.
         mask: which keys each query attends to; all keys if None. A `Mask` is evaluated for the
             positions and documents in `query_info` and `key_info`. An array of booleans, or of 0
-            and 1, has the shape [*batch, queries, keys]. If it has as many axes as the query, its
-            shape is [*batch, heads or 1, queries, keys].
+            and 1, has the shape [*batch, queries, keys]. An array with as many axes as the query
+            has the shape [*batch, heads or 1, queries, keys].
         query_info: positions and documents of the queries; defaults to positions 0, 1, 2, … in one
             document.
         key_info: positions and documents of the keys. Padding is never attended to.

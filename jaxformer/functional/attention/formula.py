@@ -17,7 +17,7 @@ def explicit_attention(
 ) -> Float[Array, "*batch queries v"]:
     """Computes o_i = Σ_j α_ij v_j with α_i = softmax_j(scale · q_i·k_j) over the visible keys j.
 
-    The function stores all scores in one array. Queries without visible keys give zeros.
+    The function stores all scores in one array. The output of a query without visible keys is 0.
 
     Args:
         query: the queries q. The heads are one of the batch axes.

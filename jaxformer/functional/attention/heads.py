@@ -29,8 +29,9 @@ def group_heads(
     """Groups the query heads that share a key head.
 
     Consecutive query heads share a key head, as in every published grouped-query checkpoint. If the
-    queries have n times the batch size of the keys, n consecutive batch elements, such as the beams
-    of one source, share keys. Then a group contains the query heads of all these n elements.
+    batch size of the queries is n times the batch size of the keys, n consecutive batch elements,
+    such as the beams of one source, share keys. A group then contains the query heads of these n
+    batch elements.
     """
     *batch, heads, length, features = query.shape
     *key_batch, kv_heads = key.shape[:-2]

@@ -84,7 +84,7 @@ def is_packed(context: Context) -> bool:
 
 
 def has_other_positions(context: Context) -> bool:
-    """Returns whether explicit positions differ from the token index within each document."""
+    """Returns whether explicit positions may differ from the token index within each document."""
     infos = (context.queries, context.keys)
     has_positions = any(info.positions is not None for info in infos)
     # Without `Packed`, a query attends to keys of other documents. Positions restart at 0 in each

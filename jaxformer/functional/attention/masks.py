@@ -246,7 +246,7 @@ class All(Mask):
     parts: tuple[Mask, ...] = ()
 
     def __init_subclass__(cls) -> None:
-        """Raises TypeError for every subclass, because `rules` would ignore its methods."""
+        """Raises TypeError for every subclass, because `rules` would ignore overridden methods."""
         raise TypeError(
             f"{cls.__name__} derives from All; derive it from Mask, and combine masks with &"
         )

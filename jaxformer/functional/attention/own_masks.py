@@ -25,7 +25,7 @@ from jaxformer.functional.attention.token_info import TokenInfo
 class TableMask(Mask):
     """A mask given as a table: a query at position t attends to key s if table[t, s] is True.
 
-    After the last position of the table, queries attend to no key, and keys are hidden.
+    Beyond the last position of the table, queries attend to no key, and keys are hidden.
 
     Attributes:
         size: the number of positions.

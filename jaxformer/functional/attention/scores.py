@@ -112,8 +112,8 @@ class RelativeBias(Bias):
     Attributes:
         table: [buckets, heads].
         max_distance: distances of at least this value share a bucket.
-        bidirectional: whether later keys have buckets; otherwise later keys share the bucket of
-            distance 0.
+        bidirectional: whether later keys have separate buckets; otherwise all later keys are in the
+            bucket of distance 0.
     """
 
     table: Any
@@ -203,7 +203,7 @@ class Scores:
 
     @property
     def factor(self) -> float:
-        """The scale. Raises ValueError if the scale is None; `for_heads` sets it."""
+        """The scale. Raises ValueError if the scale is None; `for_heads` sets the scale."""
         if self.scale is None:
             raise ValueError("scale is None; call for_heads(head_dim) first")
         return self.scale

@@ -6,8 +6,8 @@ separate documents and mark padding. This module handles three limits of the ker
 
 - Lengths must be multiples of 128, and multiples of 512 are faster. Sequences are padded at the
   end. The added tokens have id 0, unless the mask alone hides these tokens, as a causal mask does.
-- The kernel's output for a query without visible keys is undefined. This module gives such a query
-  the id 0, so that the query attends to padding, whose values are zeros.
+- The kernel's output for a query without visible keys is undefined. This module assigns the id 0 to
+  such a query, so that the query attends to padding, whose values are zeros.
 - A window counts the tokens of a document, but the kernel's mask counts the tokens of the sequence.
   The counts differ if a document contains padding, which is known only at run time. In this case,
   blockwise attention computes the output.
@@ -370,7 +370,7 @@ def visible_ids(context: Context, plan: Plan, batch_size: int) -> Ids | None:
 
 
 def sees_statically(rule: Mask, queries: int, keys: int) -> np.ndarray:
-    """Returns whether the rule gives each query at least one visible key."""
+    """Returns, for each query, whether the rule allows at least one key."""
     if all(type(part) in RANGES for part in rule.rules()):
         low, high = ranges(rule, queries, keys)
         return high > low

@@ -102,7 +102,7 @@ def weighted_sum(
 def log_sum_exp(
     largest: Float[Array, "*rows"], total: Float[Array, "*rows"]
 ) -> Float[Array, "*rows"]:
-    """Computes log Σ exp(score) from the largest score and the sum relative to it."""
+    """Computes log Σ exp(score) from the largest score and total = Σ exp(score − largest)."""
     # For a query without visible keys, the result is +inf, so that its attention weights in the
     # backward pass are 0.
     return jnp.where(total == 0.0, jnp.inf, largest + jnp.log(total))

@@ -4,8 +4,8 @@ The kernel takes a range of keys for each query. Unlike cuDNN's kernel, tokamax'
 soft caps of the scores, and windows in packed or padded sequences. tokamax is an optional
 dependency (the extra `kernels`) and needs Python 3.12.
 
-- The kernel's output for a query without keys is undefined. This module gives such a query a range
-  with one key, and replaces the output of the query by zeros.
+- The kernel's output for a query without keys is undefined. This module assigns a range with one
+  key to such a query, and replaces the output of the query by zeros.
 - If the keys of a query do not form one range, which is known only at run time, blockwise attention
   computes the output.
 - A bias of the scores is not supported, because its gradients would need an array of all scores.
@@ -121,8 +121,7 @@ def _unsupported(context: Context) -> str | None:
             )
         if context.queries.positions is not None and type(rule) not in DISTANCES:
             return (
-                f"the kernel does not support the mask {rule} together with positions "
-                "within documents"
+                f"the kernel does not support the mask {rule} if positions restart in each document"
             )
     if is_packed(context) and context.queries.length != context.keys.length:
         return "the kernel supports packed documents only in self-attention"

@@ -83,7 +83,7 @@ class TokenInfo:
         return TokenInfo(self.length, positions, segment_ids)
 
     def followed_by(self, other: "TokenInfo") -> "TokenInfo":
-        """Concatenates this value and `other` along the length."""
+        """Concatenates the tokens of this `TokenInfo` and the tokens of `other`."""
         return jax.tree.map(
             lambda *x: jax.numpy.concatenate(x, axis=-1),
             replace(self, length=self.length + other.length),

@@ -58,8 +58,8 @@ class Cache:
     Attributes:
         states: for each layer, a dictionary from the name of a sub-layer to its state. A state is
             `Slots` (self-attention), `SourceKeysValues` (cross-attention), or a tree of arrays from
-            `SubLayer.init_state` with the batch as first axis. `TokenStates` holds the tree of
-            arrays after each token of the last pass.
+            `SubLayer.init_state` with the batch as first axis. If the last pass stored the tree
+            after each token (`Run.keeps_states`), the state is `TokenStates` instead of the tree.
         tables: for each entry of `reaches`, a table of the tokens in the slots. Layers with the
             same window size share a table.
         cursor: for each batch element, the last segment id, the number of documents and the next
@@ -236,8 +236,8 @@ class Cache:
             indices: int [new_batch].
 
         Raises:
-            ValueError: Outside jit, an entry of `indices` is not in 0 … batch − 1 or belongs to
-                another source.
+            ValueError: Outside jit, an entry of `indices` is not in 0 … batch − 1, or selects a
+                batch element of another source.
         """
         indices = _check_indices(indices, len(self.cursor.position))
         self._check_sources(indices)

@@ -134,7 +134,8 @@ class TokenStates:
 
     Attributes:
         states: a tree of arrays [batch, 1 + new, …].
-        counts: int [batch, 1 + new], the number of tokens before each state, without padding.
+        counts: int [batch, 1 + new], the number of tokens of the pass before each state, without
+            padding.
         index: int [batch], the index of each batch element's current state.
     """
 

@@ -85,9 +85,9 @@ class TableView(NamedTuple):
     Attributes:
         tokens: positions and documents of the tokens in the slots, the new tokens included.
         written: the slots of the new tokens; see `cache.slots.write_token_info`.
-        earlier: None, except if the new tokens overwrite tokens that they attend to. Then it is the
-            contents of the slots before this pass, and the queries attend to `earlier` followed by
-            the new tokens, instead of `tokens`.
+        earlier: the contents of the slots before this pass if the new tokens overwrite tokens that
+            they attend to; otherwise None. If `earlier` is not None, the queries attend to
+            `earlier` followed by the new tokens, instead of `tokens`.
     """
 
     tokens: TokenInfo

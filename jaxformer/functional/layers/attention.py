@@ -69,7 +69,7 @@ class Attention(SubLayer):
 
     Attributes:
         num_heads: number of query heads.
-        num_kv_heads: number of key and value heads; num_heads must be a multiple of it.
+        num_kv_heads: number of key and value heads, which must divide num_heads.
         head_dim: width of a head.
         mask: which tokens a token attends to. `Packed` is added if missing, so that tokens attend
             only to their own document.

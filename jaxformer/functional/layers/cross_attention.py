@@ -114,7 +114,7 @@ class CrossAttention(ReadsSource):
 
     Attributes:
         num_heads: number of query heads.
-        num_kv_heads: number of key and value heads; num_heads must be a multiple of it.
+        num_kv_heads: number of key and value heads, which must divide num_heads.
         head_dim: width of a head.
         scale: factor of the scores; defaults to 1/√head_dim.
         softcap: soft cap of the scores, or None.

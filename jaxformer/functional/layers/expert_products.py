@@ -86,7 +86,7 @@ def _sorted_by_expert(
         weights: the weights of some or all experts, with the expert as the first axis.
         x: the tokens.
         experts: the indices into `weights` of the experts of each token; an index outside `weights`
-            adds 0.
+            contributes 0 to the sum.
         shares: the factor of the output of each chosen expert.
     """
     num_here, chosen = len(jax.tree.leaves(weights)[0]), experts.shape[-1]

@@ -58,7 +58,7 @@ _GATES = {
     "geglu_tanh": _PLAIN["gelu_tanh"],
     "clipped_swiglu": (lambda x: _scaled_silu(jnp.minimum(x, _LIMIT)), 0.4220),
 }
-# Some gated activations also apply a function to W₁ x + b₁, before the gate multiplies it.
+# Some gated activations also apply a function to x W₁ + b₁, before the product with the gate.
 _GATED = {"clipped_swiglu": lambda x: jnp.clip(x, -_LIMIT, _LIMIT) + 1.0}
 ACTIVATIONS = (*_PLAIN, *_GATES)
 

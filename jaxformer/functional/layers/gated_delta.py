@@ -227,8 +227,7 @@ class GatedDelta(SubLayer):
     scaled to norm 1. The output of each head is normalised and multiplied by SiLU of a gate.
 
     Attributes:
-        num_key_heads: number of heads of queries and keys; num_value_heads must be a multiple of
-            it.
+        num_key_heads: number of heads of queries and keys, which must divide num_value_heads.
         num_value_heads: number of value heads, each with a memory. Value head i uses key head i //
             (num_value_heads / num_key_heads).
         key_dim: width of a query and of a key.

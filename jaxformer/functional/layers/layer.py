@@ -4,9 +4,9 @@
     post:    y = Norm(x + F(x))
     output:  y = x + Norm(F(x))
 
-The Transformer block is (`Residual(attention)`, `Residual(feed-forward layer)`), and `run_layer`
-computes it. With `output_norm`, a second norm follows F, as in Gemma 2. `plain.Plain`
-is a part without a residual connection: y = F(Norm(x)).
+A Transformer block is the layer (`Residual(attention)`, `Residual(feed-forward layer)`).
+`run_layer` computes a layer. With `output_norm`, a second norm follows F, as in Gemma 2.
+`plain.Plain` is a part without a residual connection: y = F(Norm(x)).
 
 Reference:
     Notes, lecture 11 §3; OLMo 2 2024; Gemma 2 2024.
@@ -39,7 +39,8 @@ class PartAt(NamedTuple):
         states: the state of each sub-layer after the earlier tokens, by name.
         dropout_key: a random key for dropout in training; None disables dropout.
         hook: the `HookPoints` of the forward pass, which captures and replaces values.
-        points: for each sub-layer of the part, the hook point of the residual stream after it.
+        points: for each sub-layer of the part, the hook point of the residual stream after the
+            sub-layer.
     """
 
     tokens: Tokens
@@ -199,7 +200,7 @@ class Parallel:
         """Returns the names of the hook points.
 
         Args:
-            after: for each sub-layer, the hook point of the residual stream after it.
+            after: for each sub-layer, the hook point of the residual stream after the sub-layer.
         """
         points: list[str] = []
         for sublayer, point in zip(self.sublayers, after, strict=True):
@@ -253,7 +254,7 @@ class LayerOutput(NamedTuple):
         x: the residual stream after the layer.
         states: {name of a sub-layer: state} for the sub-layers with a state.
         captured: {name: value} for the captured hook points.
-        auxiliary: sums for the objective, by name.
+        auxiliary: terms of the training objective, by name.
     """
 
     x: Float[Array, "*batch length dim"]

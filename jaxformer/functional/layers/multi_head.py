@@ -148,7 +148,7 @@ def cross_attention(
 
 
 def _check_cache(key: Any, value: Any, cache: Any) -> None:
-    """Raises ValueError unless the new keys and values fit those in the cache."""
+    """Raises ValueError unless the new keys and values fit the cached keys and values."""
     if key.shape[:-1] != value.shape[:-1]:
         raise ValueError(
             f"key {key.shape} and value {value.shape} must have equal shapes except for the last "

@@ -252,8 +252,8 @@ def apply_norm(
     if norm is None:
         return x
     own, point = weights[name], divisor_point(name)
-    # `norm` computes divisor and quotient in one pass, and recomputes them for the gradient. The
-    # two steps are separate only if the divisor is changed. They then round differently.
+    # `norm` computes divisor and quotient in one pass, and recomputes them for the gradient. If the
+    # divisor is changed, two separate steps compute them, and the result is rounded differently.
     if hook.changes(point):
         return norm.divide(own, x, hook(point, norm.divisor(own, x)))
     if hook.has(point):

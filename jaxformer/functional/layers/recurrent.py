@@ -351,7 +351,7 @@ class Recurrent(SubLayer):
         return init_recurrent_layer(key, self.cell, dim, self.hidden_dim, initial.input_stddev)
 
     def zeros(self, batch_size: Size) -> State:
-        """Returns a zero state. Its arrays are distinct: jit cannot donate an array twice."""
+        """Returns a zero state of distinct arrays, because jit cannot donate an array twice."""
         shape = (batch_size, self.hidden_dim)
         return tuple(jnp.zeros(shape, jnp.float32) for _ in self.cell.parts)
 

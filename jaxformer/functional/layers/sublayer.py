@@ -88,7 +88,7 @@ class Output(NamedTuple):
         x: the output.
         state: the state after the tokens, for the cache; None for a sub-layer without a state. A
             part of a layer, such as `Residual`, returns {name of the sub-layer: state}.
-        auxiliary: sums for the objective, by name, such as the balance loss of a router.
+        auxiliary: terms of the training objective, by name, such as the balance loss of a router.
     """
 
     x: Float[Array, "*batch length dim"]
@@ -151,7 +151,7 @@ class SubLayer(ABC):
 
     @abstractmethod
     def __call__(self, weights: Weights, x: Float[Array, "*batch length dim"], at: At) -> Output:
-        """Computes the output, the state after the tokens, and auxiliary sums."""
+        """Computes the output, the state after the tokens, and terms of the training objective."""
 
     def context(self, tokens: Tokens, shared: Weights) -> Any:
         """Computes `At.context` for a forward pass, once for all layers with equal sub-layers.
@@ -171,7 +171,7 @@ class SubLayer(ABC):
         return dim
 
     def key_value_size(self) -> KeyValueSize | None:
-        """Returns the size of the keys and values cached per token; None if none are cached."""
+        """Returns the size of the keys and values cached per token; None without cached keys."""
         return None
 
     def init_state(self, weights: Weights, start: Start) -> Any:
@@ -218,10 +218,10 @@ class SubLayer(ABC):
         return ()
 
     def chosen_experts(self) -> int:
-        """Returns the number of experts that compute each token; 0 without experts.
+        """Returns the number of experts that process each token; 0 without experts.
 
         `weight_axes` marks the axis of experts as "experts". The command `doctor` checks that a
-        compiled program computes only the chosen experts.
+        compiled program runs only the chosen experts.
         """
         return 0
 

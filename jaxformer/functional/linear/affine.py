@@ -84,7 +84,7 @@ def quantize_all(params: Weights) -> Weights:
 
     LoRA updates are added to their kernels before the conversion. Norms, biases and positions are
     unchanged. `apply`, `generate` and all other functions that take parameters accept the result.
-    All arrays of the result except the integers have gradients.
+    A loss can be differentiated with respect to every array of the result except the integers.
     """
     params = dense_all(params)
 

@@ -17,8 +17,8 @@ from jaxtyping import Array, DTypeLike, Float, Int
 from jaxformer.functional.linear.products import STORED, contract
 from jaxformer.functional.symbolic import at_most
 
-# In a product x W, a packed kernel multiplies each of its blocks of output features separately if x
-# has at most this many rows.
+# A packed kernel W computes the product x W separately for each of its parts if x has at most this
+# many rows.
 FEW_ROWS = 64
 
 

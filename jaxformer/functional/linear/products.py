@@ -3,7 +3,7 @@
 On CPUs with bfloat16 instructions, XLA:CPU uses these instructions only under three conditions
 (docs/hazards.md): both operands are bfloat16, the result is float32, and the left operand is
 contracted over its last axis. The gradients that JAX derives have float32 operands, and JAX's vmap
-rule gives products that XLA:CPU cannot compute. Therefore `product` has a custom gradient and a
+rule creates products that XLA:CPU cannot compute. Therefore `product` has a custom gradient and a
 custom rule for vmap.
 """
 

@@ -217,8 +217,8 @@ def _chunk_gradients(
         products, floats.get("bias"), targets, weights, cap, label_smoothing
     )
     # `products` and its gradient are float32, and matrix products with a float32 gradient would be
-    # slow. The gradients are therefore those of the same matrix product in the dtype of `hidden`.
-    # XLA does not compute the unused result of this product.
+    # slow. The gradients are therefore derived from the same matrix product in the dtype of
+    # `hidden`. XLA does not compute this second product, because only its gradients are used.
     multiply = partial(_multiply, dtype=hidden.dtype)
     _, pull_back = jax.vjp(lambda x, y: multiply(x, fixed, y), floats, hidden)
     d_head, d_hidden = pull_back(d_products.astype(hidden.dtype))

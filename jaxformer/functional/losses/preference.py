@@ -1,7 +1,8 @@
 """Losses of preference tuning and of reinforcement learning with checkable answers.
 
-The functions take log-probabilities, so they suit every model. All compute in float32. Each returns
-one loss per pair or per token, and the caller takes the mean (see `masked_mean`).
+The loss functions take log-probabilities, so they can be used with every model. Each loss function
+returns one loss per pair or per token, and the caller takes the mean (see `masked_mean`). All
+functions compute in float32.
 
 References:
     DPO: Rafailov et al. 2023, equation 7. ORPO: Hong et al. 2024, equations 6 and 7. GRPO: Shao et
@@ -70,8 +71,8 @@ def dpo_loss(
     Args:
         chosen: log π(c), the log-probability of the better answer, summed over its tokens.
         rejected: log π(r), the log-probability of the worse answer.
-        reference_chosen: log π₀(c), by the model before the tuning.
-        reference_rejected: log π₀(r), by the model before the tuning.
+        reference_chosen: log π₀(c), computed with the model before the tuning.
+        reference_rejected: log π₀(r), computed with the model before the tuning.
         beta: β; a larger value keeps the model closer to the model before the tuning.
     """
     margin = (chosen - rejected) - (reference_chosen - reference_rejected)
@@ -144,7 +145,7 @@ def clipped_policy_loss(
 
     Args:
         log_probs: log π of each token of the answers.
-        old_log_probs: log π_old, by the model that generated the answers.
+        old_log_probs: log π_old, computed with the model that generated the answers.
         advantages: A of each answer (see `group_advantages`).
         clip: ε.
     """

@@ -132,7 +132,7 @@ def window(default: int | None) -> dict[str, Field]:
 
 
 def window_if_used(default: int | None) -> Window:
-    """Returns the window, which requires `use_sliding_window` in addition to `sliding_window`."""
+    """Returns a `Window` that applies `sliding_window` only if `use_sliding_window` is true."""
 
     def read(options: Options) -> int | None:
         if options.flag("use_sliding_window", False):
@@ -159,7 +159,7 @@ def qwen_types(options: Options, num_layers: int, window: int | None) -> list[st
 
 
 def rotated_layers(options: Options, num_layers: int) -> list[int]:
-    """Returns a list with 1 for each layer with rotary positions and 0 for each without."""
+    """Returns one number per layer: 1 if the layer has rotary positions, otherwise 0."""
     interval = options.whole("no_rope_layer_interval", 4, least=1)
     default = [int((layer + 1) % interval != 0) for layer in range(num_layers)]
     return options.take_list("no_rope_layers", num_layers, int, default)

@@ -87,7 +87,8 @@ def _ids(path: Path, key: str, value: Any, vocab_size: int | None) -> list[int]:
 def write_tokenizer(folder: Path, tokenizer: Tokenizer | None, config: TransformerConfig) -> dict:
     """Writes the tokenizer's files and returns the special ids for config.json.
 
-    A tokenizer that came from a folder of transformers keeps the settings files of that folder.
+    If the tokenizer came from a folder of transformers, the settings files of that folder are
+    written too.
     """
     special = _special_tokens(tokenizer, config)
     ids: dict[str, Any] = {theirs: getattr(special, ours) for ours, theirs in SPECIAL.items()}

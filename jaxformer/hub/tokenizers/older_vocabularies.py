@@ -63,7 +63,7 @@ class Schema:
         defaults: {implemented option: default}; a default is an integer, a bool or None.
         fixed: The roles of special tokens for which only the default token is accepted.
         template: Function (checked options) → tokens of a template, in which `$A` is the text. If
-            the list of tokens is empty, the tokenizer keeps the template that `build` set.
+            the list of tokens is empty, the template that `build` set remains unchanged.
         model_input_names: The default of the option `model_input_names`.
     """
 

@@ -68,7 +68,7 @@ def read_unigram(path: Path) -> Unigram:
     # Only private modules of protobuf contain the class DecodeError.
     except Exception as error:
         raise ValueError(f"{path} is damaged: {error}") from None
-    # A piece that is not UTF-8 has the type bytes.
+    # If a piece is not UTF-8, protobuf returns it as `bytes` instead of `str`.
     if not all(isinstance(piece.text, str) for piece in pieces):
         raise ValueError(f"{path} is damaged: a piece is not UTF-8")
     if content.trainer_spec.model_type != _UNIGRAM:
@@ -99,8 +99,8 @@ def marian_tokenizer(path: Path, ids: dict[str, int]) -> tokenizers.Tokenizer:
     """Returns Marian's tokenizer for source texts.
 
     The pieces come from source.spm, and their ids from vocab.json, which also contains the pieces
-    of target texts. The tokenizer uses the latter only for characters that the pieces of source.spm
-    do not cover. A character that no piece covers becomes the unknown token.
+    of target texts. The tokenizer uses the pieces of target texts only for characters that the
+    pieces of source.spm do not cover. A character that no piece covers becomes the unknown token.
 
     Args:
         path: The file source.spm.

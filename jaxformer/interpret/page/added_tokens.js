@@ -3,8 +3,8 @@
 /**
  * Returns a function that splits a text into pieces {text, first} and {id}.
  *
- * Of several added tokens at one place, the longest is found. A special token is plain text unless
- * `parsesSpecial`.
+ * If several added tokens begin at one position, the longest one is used. A special token counts as
+ * plain text unless `parsesSpecial` is true.
  */
 export function addedTokenFinder(tokens, parsesSpecial, word) {
   const byStart = new Map();

@@ -36,7 +36,7 @@ export function attentionCard(store) {
   return { element: part.element, update };
 }
 
-/** Returns the numbers of the selected head, with what the texts need. */
+/** Returns the numbers of the selected head, and the names and settings that the texts show. */
 function readHead(store, feature) {
   const { values: { model, run }, selection } = store;
   const { layer, position } = selection;

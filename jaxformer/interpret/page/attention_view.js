@@ -46,7 +46,7 @@ export function attentionView(store, panel) {
   view.update = (what) => {
     overview.update(what);
     strength?.update();
-    if (what === "strengths") return; // the values follow
+    if (what === "strengths") return; // the event "values" follows
     const { layer, head, position } = store.selection;
     kindChoice.input.value = store.selection.kind;
     const label = typeof head === "number" ? `head ${head}` : `${head} of all heads`;

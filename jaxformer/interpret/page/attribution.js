@@ -2,7 +2,7 @@
 
 import { tokenVector } from "./head.js";
 
-/** Returns why the logit is no sum of the parts' contributions; null if it is one. */
+/** Returns why the logit is not the sum of the parts' contributions, or null if it is the sum. */
 export function attributionReason(model) {
   const { config } = model;
   if (!config.num_heads) return "the model has no heads";
@@ -16,8 +16,9 @@ export function attributionReason(model) {
  * Returns {heads: [layers][heads], cross: [layers][heads] if the model has cross-attention,
  * feedforward: [layers], embedding, rest, logit}.
  *
- * The final norm is a linear map once its statistics are fixed to those of this position, so the
- * logit of a token (before a cap) is the sum of the contributions. `rest` holds the biases.
+ * With its statistics fixed at their values for this position, the final norm is a linear map. The
+ * logit of a token (before a cap) is therefore the sum of the contributions. `rest` is the
+ * contribution of all biases.
  */
 export function attributeLogit(model, run, position, token) {
   const { config } = model;

@@ -6,7 +6,11 @@ import { addLogits, addStream } from "./readings.js";
 
 const CONVOLVED_ROWS = 16; // rows that are computed in one step
 
-/** Runs a stack of convolutions; `known` is {run, position}, an earlier run that is the same before. */
+/**
+ * Runs a stack of convolutions.
+ *
+ * `known` is {run, position}: an earlier run with equal tokens before that position.
+ */
 export function* runConvolutions(model, tokens, known = null) {
   const { config } = model;
   const dim = config.embed_dim, from = known?.position ?? 0;

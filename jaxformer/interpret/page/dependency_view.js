@@ -1,4 +1,4 @@
-// The dependency matrix: which output depends on which input, measured and as the rule says.
+// The dependency matrix: which output depends on which input, as measured and by the rule.
 
 import { card, el, note } from "./dom.js";
 import { heatmap } from "./heatmap.js";

@@ -1,4 +1,4 @@
-// Elements and controls. Texts are only ever set as text, so no token can become markup.
+// Elements and controls. Texts are always set as text content, so no token can become markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 let lastId = 0;
@@ -29,7 +29,7 @@ export const nextId = (stem) => `${stem}-${++lastId}`;
 export const percent = (share) => share === 0 ? "0%" :
   share > 0 && share < 0.001 ? "<0.1%" : `${(100 * share).toFixed(share < 0.1 ? 1 : 0)}%`;
 
-/** Returns {element, input, set} of a labelled slider whose value is spoken as it is shown. */
+/** Returns {element, input, set} of a labelled slider; screen readers read the shown value. */
 export function slider({ label, min, max, step, value, format = String, onInput }) {
   const id = nextId("slider");
   const output = el("output", { for: id });
@@ -59,7 +59,7 @@ export function choice({ label, options, value, onChange }) {
 export const button = (text, onClick, options = {}) =>
   el("button", { type: "button", text, on: { click: onClick }, ...options });
 
-/** Returns a list of bars. A row is {text, share}, optional are shown, quiet and mark. */
+/** Returns a list of bars. A row is {text, share} with optional shown, quiet and mark. */
 export function barList(rows, label, { areTokens = true } = {}) {
   const items = rows.map(({ text, share, shown = percent(share), quiet = false, mark = "" }) =>
     el("li", { class: quiet ? "bar quiet" : "bar" }, [

@@ -9,7 +9,7 @@ const CENTER = BOX_LEFT + BOX_WIDE / 2, BYPASS = 34, ENCODED = WIDE - 30;
  * Returns {element, boxes}: the picture, and [{box, node}] of the parts.
  *
  * `open(box)` is called if a part is chosen, and `show(box)` if the pointer or the focus is on one.
- * `targetOf(box)` returns the name of what it opens.
+ * `targetOf(box)` returns the name of the target that a part opens.
  * `stateText(state)` returns the text at the arrow after a state, or null.
  */
 export function modelDrawing(rows, { label, targetOf, open, show, stateText }) {
@@ -100,7 +100,7 @@ function closeFrame(pen) {
   pen.above = pen.y;
 }
 
-/** Draws the sum of a sub-layer's output and of the state before it, which passes on the left. */
+/** Draws the sum of a sub-layer's output and of its input, whose line bypasses the sub-layer. */
 function drawSum(pen) {
   const from = pen.above, y = from + 22;
   pen.y = y - 8;

@@ -4,7 +4,7 @@ export const norms = { layer: "LayerNorm", rms: "RMSNorm", rms_one_plus: "RMSNor
 const countText = (x) => (x ?? 0).toLocaleString("en");
 const plural = (num, word) => `${countText(num)} ${word}${num === 1 ? "" : "s"}`;
 
-/** Returns {title, sub, about} of a part outside the layers, and of any part without a text. */
+/** Returns {title, sub, about} of a part outside the layers, with defaults for unknown parts. */
 export function partText(name, facts) {
   const width = facts.embed_dim;
   const norm = norms[facts.norm] ?? "Norm";

@@ -36,7 +36,7 @@ export function* encodeMemory({ encoder, decoder }, encoded) {
   return memory;
 }
 
-/** Returns the values; `strengths` has the heads of the decoder, its cross-attention, the encoder. */
+/** Returns the values; `strengths` lists the heads of decoder, cross-attention and encoder. */
 export function encoderDecoderValues(data) {
   const { config } = data;
   const pair = createPair(config, data.weights);

@@ -7,7 +7,7 @@ import { stateRow, zeroState } from "./recurrent.js";
 
 /**
  * Returns {hidden, cell}: for each layer, the norms of ∂loss/∂h_s and, for an LSTM, of ∂loss/∂c_s at
- * each token s ≤ `position`. The loss is −log p(token) after the token at `position`.
+ * each token s ≤ `position`. The loss is −log p(`token`) for the prediction at `position`.
  *
  * This is the chain rule, backwards from `position` (backpropagation through time). ∂loss/∂h_s
  * does not include the path through c_s, and ∂loss/∂c_s includes the path through h_s.

@@ -1,4 +1,4 @@
-// The ends of a model: the vector of a token, and the logits of a vector.
+// The input and the output of a model: the vector of a token, and the logits of a vector.
 
 import { GATED_ACTIVATIONS, PLAIN_ACTIVATIONS, linear, normalizeRows } from "./maths.js";
 import { softCap, tableProducts, transposedProduct, withoutBias } from "./maths.js";

@@ -31,7 +31,7 @@ export function rotateRows(config, rotary, rows, first, num) {
   }
 }
 
-/** Returns the first visible key of a query, and the one after the last. */
+/** Returns the index of the first visible key of a query, and the index after the last one. */
 export function visibleKeys(config, layer, query, length) {
   const window = config.layers[layer].window;
   if (config.bidirectional) { // the window of an encoder counts the tokens of one side

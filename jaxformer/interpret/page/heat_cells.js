@@ -2,7 +2,7 @@
 
 import { el } from "./dom.js";
 
-// The colour is a function of share ** EXPONENT, so that small values differ from 0. The middle
+// The colour is a function of share ** EXPONENT, so that small values are visible. The middle
 // colour belongs to a tenth of the largest value.
 const EXPONENT = 0.4, MIDDLE = 0.1 ** EXPONENT;
 const NUM_COLOURS = 512;
@@ -35,8 +35,8 @@ export function fullColour({ values }) {
 }
 
 /**
- * Returns the matrix with at most so many rows and columns. A cell is that one of its cells with the
- * largest magnitude, with its sign. The cell is hidden if all of its cells are hidden.
+ * Pools the cells of a matrix to at most `height` rows and `width` columns. A pooled cell has the
+ * value of largest magnitude, with its sign. It is hidden if all cells in its area are hidden.
  */
 export function pooled(matrix, height, width) {
   const { rows, columns, values, hidden } = matrix;
@@ -82,7 +82,7 @@ export function thumbnail(canvas, matrix, size = 44) {
   context.drawImage(picture(small, fullColour(small)), 0, 0, size, size);
 }
 
-/** Draws the ground of hidden cells: lines from the lower left to the upper right. */
+/** Draws the background of hidden cells: lines from the lower left to the upper right. */
 export function paintHatch(context, x, y, width, height, { surface, hatch }) {
   context.save();
   context.beginPath();

@@ -1,4 +1,4 @@
-// The legend of a heat map: a colour bar with numbers, and the sign of cells that are hidden.
+// The legend of a heat map: a colour bar with numbers, and the symbol for hidden cells.
 
 import { heatColour, paintHatch, themeColours } from "./heat_cells.js";
 

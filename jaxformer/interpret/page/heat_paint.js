@@ -68,8 +68,8 @@ function cellPicture({ matrix, layout, pictures, largest }, scale) {
 }
 
 /**
- * Returns the indices of the rows or columns with a label. The labels in `wanted` are always there.
- * The others are thinned out, so that no two labels are closer than LABEL_PITCH.
+ * Returns the indices of the rows or columns with a label. The labels in `wanted` are always
+ * included. The other labels are thinned out, so that no two labels are closer than LABEL_PITCH.
  */
 export function labelled(num, cell, wanted) {
   const step = Math.max(1, Math.ceil(LABEL_PITCH / cell - 0.01));

@@ -58,7 +58,7 @@ export function largestWeight(model, run, position) {
   return best;
 }
 
-/** Whether the page runs a decoder, whose run holds what the functions of this module read. */
+/** Whether the page runs a decoder. The functions of this module need the values of its run. */
 export const runsDecoder = ({ values, data }) => values.live && data.kind === "decoder";
 
 function headRow(config, rows, numHeads, position, head) {
@@ -103,10 +103,10 @@ export function mlpSteps(model, run, layer, position) {
 }
 
 /**
- * Returns the tokens whose logits a hidden feature raises most; `sign` is that of its value.
+ * Returns the tokens whose logits a hidden feature raises most; `sign` is the sign of its value.
  *
  * The feature's output vector passes the scales of the layer's output norm and of the final norm,
- * and then the output head. The later layers, which also read it, are left out.
+ * and then the output head. The effects through later layers are not included.
  */
 export function featureTokens(model, layer, feature, sign, num = 5) {
   const { config } = model;
@@ -121,7 +121,7 @@ export function featureTokens(model, layer, feature, sign, num = 5) {
   return largestIndices(headProducts(model, direction), num);
 }
 
-/** Applies a norm with the statistics of a vector left out: centring, and the scale γ. */
+/** Applies the linear part of a norm: centring and the scale γ, without the standard deviation. */
 function scaledByNorm(config, weights, x) {
   if (!weights?.scale || config.norm === "none") return x;
   const mean = config.norm === "layer" ? x.reduce((a, b) => a + b, 0) / x.length : 0;
@@ -141,7 +141,7 @@ export function streamLengths(model, run, position) {
 }
 
 /**
- * Returns how a layer knows the position, as {kind, …}; null if nothing tells it.
+ * Returns how a layer receives the position, as {kind, …}; null for a layer without positions.
  *
  * "added": `values` is added to the token vector. "rotary": `pairs` are [{frequency, angle}].
  * "alibi": `slope` of the head. "relative": `biases` are [{distance, bias}] of the head.

@@ -23,7 +23,7 @@ export function insideView(store) {
   const element = el("div", { class: "stack" }, [controls, ...parts.map((part) => part.element)]);
   const view = { id: "inside", title: "Inside", element };
   view.update = (what) => {
-    if (what === "strengths" || what === "busy") return; // the values follow
+    if (what === "strengths" || what === "busy") return; // the event "values" follows
     const { position, layer: chosen, head: selected } = store.selection;
     layer.input.value = chosen;
     head.input.value = insideHead(store);

@@ -52,7 +52,7 @@ export function lensView(store) {
     map.draw(matrix);
   }
   view.update = (what) => {
-    if (what === "strengths") return; // the values follow
+    if (what === "strengths") return; // the event "values" follows
     if (what === "values") work(shares());
     else if (shown) map.draw({ ...shown, column: store.selection.position, isGrowing: false }, false);
     table.replaceChildren(lensTable(store, stateName));

@@ -32,7 +32,7 @@ export function pageLink(store, tabs, setTheme) {
   const hasAddress = location.protocol !== "about:";
   disableFor(copy, hasAddress ? null : "a page inside a notebook has no address; open the HTML file.");
 
-  /** Writes the state to the address, unless the address has a word of another part of the page. */
+  /** Writes the state to the address, unless the address belongs to another part, such as #tour. */
   function write() {
     const isOwn = location.hash === "" || /^#v\d+(;|$)/.test(location.hash);
     if (!hasAddress || !isOwn || (location.hash === "" && current() === link.initial)) return;

@@ -33,8 +33,8 @@ export function writeState(state, numHeads) {
 }
 
 /**
- * Reads the text of an address, without "#". Returns null for a word that is no state, such as
- * "tour", {wrong} with the part that does not fit this page, or {state} without the missing parts.
+ * Reads the text of an address, without "#". Returns null for a word that is not a state, such as
+ * "tour", {wrong} with the part that does not fit this page, or {state} with the given parts.
  */
 export function readState(text, store, tabs) {
   const [version, ...parts] = text.split(";");

@@ -1,6 +1,6 @@
 // The forward pass of a stack of Transformer blocks, as `jaxformer/functional/model.py` computes it.
 //
-// A run holds every value that the views show. It is never changed after `forward` has returned it.
+// A run has every value that the views show. Nothing changes a run after `forward` has returned it.
 
 import { GATED_ACTIVATIONS, PLAIN_ACTIVATIONS, linear, normalizeRows } from "./maths.js";
 import { attendRows, normalizeHeads, rotateRows } from "./heads.js";
@@ -8,7 +8,7 @@ import { attendSource } from "./cross_attention.js";
 import { headLogits, tokenVector, transformed } from "./head.js";
 import { weightTrees } from "./weights.js";
 
-// Rows that are computed between two chances to draw: few rows of a wide model take as long.
+// Rows that are computed before the browser may redraw. Rows of a wide model take longer.
 const rowsAtOnce = ({ embed_dim }) => (embed_dim > 256 ? 8 : 16);
 
 /** Returns the model: its config, and the weights whose paths begin with `prefix`, by layer. */
@@ -21,8 +21,8 @@ export function createModel(config, weights, prefix = "") {
  * Computes a run in small steps: it yields often, so that the page stays responsive.
  *
  * `strengths` has a factor for the output of each head. `known` is {run, layer} or {run, position}:
- * an earlier run that is the same before that layer, or before that position. `memory` is the encoded
- * source of a model with cross-attention (see `encoder_decoder.js`).
+ * an earlier run with equal values before that layer, or before that position. `memory` is the
+ * encoded source of a model with cross-attention (see `encoder_decoder.js`).
  */
 export function* forward(model, tokens, strengths, known = null, memory = null) {
   const { config } = model;

@@ -49,7 +49,7 @@ export function modelView(store) {
     show(shown.box);
   }
   view.update = (what) => {
-    if (what === "strengths" || what === "busy") return; // the values follow
+    if (what === "strengths" || what === "busy") return; // the event "values" follows
     if (runsDecoder(store)) view.layer = store.selection.layer;
     const focused = document.activeElement?.closest?.(".drawing .part")?.dataset.id;
     draw();

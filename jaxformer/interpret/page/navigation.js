@@ -4,7 +4,7 @@
 export function createNavigation(tabs) {
   const viewOf = (id) => tabs.views.find((view) => view.id === id);
   const navigation = {};
-  /** Returns the words for a target; null if the page does not have it. */
+  /** Returns the name of a target, such as "the tab Heads"; null if the page does not have it. */
   navigation.title = ([id]) => (id === null ? "the text" : viewOf(id) ? `the tab ${viewOf(id).title}` : null);
   /** Chooses the tab of a target and returns its element, or null. */
   navigation.find = ([id, selector]) => {

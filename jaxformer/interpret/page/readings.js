@@ -1,4 +1,4 @@
-// What views read from the current run of a live model of any kind.
+// Adds functions with which views read the current run of a live model of any kind.
 
 import { deviationOf } from "./maths.js";
 import { runLogits, stateLogits } from "./model.js";
@@ -14,7 +14,7 @@ export function addLogits(values, model) {
 /**
  * Adds the functions that read the residual stream. `added` is the name of the sub-layer output that
  * is shown beside the stream, and `norm` the name of the norm before this sub-layer. Returns a
- * function that forgets the results of the last run.
+ * function that clears the cached results of the last run.
  */
 export function addStream(values, model, { added, norm }) {
   const lenses = new Map();
@@ -38,14 +38,14 @@ export function addStream(values, model, { added, norm }) {
   return () => lenses.clear();
 }
 
-/** Adds the functions of a model without a residual stream, which have no results. */
+/** Adds the same functions for a model without a residual stream; they return no values. */
 export function addNoStream(values) {
   values.numStates = 0;
   values.vectorPositions = () => [];
   values.norm = () => null;
 }
 
-/** Returns a function that computes attention matrices once for each run, and one that forgets them. */
+/** Returns {read, forget}: `read` computes each attention matrix once; `forget` clears them. */
 export function matrixCache(compute, most = 64) {
   const matrices = new Map();
   const read = (kind, layer, head) => {

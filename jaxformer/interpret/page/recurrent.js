@@ -14,8 +14,8 @@ export const CELL_PARTS = {
 /**
  * Runs a stack of recurrent layers over the tokens; it yields often.
  *
- * `known` is {run, position}: an earlier run that is the same before that position. `initial` has
- * for each layer the state {hidden, cell} before the first token; without it, states begin as zero.
+ * `known` is {run, position}: an earlier run with equal tokens before that position. `initial` has
+ * the state {hidden, cell} of each layer before the first token; by default, all states are zero.
  */
 export function* runRecurrent(model, tokens, known = null, initial = null) {
   const { config } = model;

@@ -6,8 +6,8 @@ import { largestIndices, logSum } from "./maths.js";
  * Returns the most probable tokens as [{id, share, kept}], the most probable first.
  *
  * `known` is {ids, logits, logSum}: all logits or the largest ones, the largest first, and the
- * logarithm of the mass of all. Top-k keeps this number of tokens, or all tokens if it is 0. Of these,
- * top-p keeps the fewest tokens that have at least this probability.
+ * log-sum-exp of all logits. Top-k keeps this number of tokens, or all tokens if it is 0. Of these,
+ * top-p keeps the fewest tokens that have at least this total probability.
  */
 export function nextTokens(known, temperature, topP, topK = 0) {
   const { ids, logits } = known;
@@ -35,8 +35,8 @@ export function nextTokens(known, temperature, topP, topK = 0) {
 /**
  * Returns the logarithm of the mass of all tokens at this temperature.
  *
- * Of the tokens outside of `known` only their mass at temperature 1 is stored. They count as equal
- * to one another, which is exact if no token is missing.
+ * For tokens outside of `known`, only their total mass at temperature 1 is stored. Their logits are
+ * assumed to be equal, so the result is exact only if `known` contains all tokens.
  */
 function tailLogSum(known, tempered, temperature) {
   const inside = logSum(tempered);

@@ -91,7 +91,7 @@ function unitField(size, onChange) {
   return { element, set: (number) => { input.value = number; } };
 }
 
-/** Returns the values of a unit at the selected token and the tokens before it, with the cellSums. */
+/** Returns the values of a unit at the last tokens up to the selected one, and its cell sums. */
 function unitTable(store, { layer, unit }) {
   const { values, data, selection: { position } } = store;
   const { cell, hidden_dim: size } = data.config;

@@ -100,7 +100,7 @@ export function createStore(data) {
 /** Returns the head to show first; for a large model only the mean of the heads is stored. */
 export const firstHead = (kind) => (kind?.onlyMean ? "mean" : 0);
 
-/** Returns the position to select: that of the edit, unless another token was selected meanwhile. */
+/** Returns the position to select: the edited one, unless another token was selected meanwhile. */
 function selectedAfter({ tokens, first, select, from }, { tokens: old, selection: { position } }) {
   const moved = position > first ? position + tokens.length - old.length : position;
   return Math.max(0, Math.min(position === from ? select : moved, tokens.length - 1));
@@ -113,7 +113,7 @@ function commonLength(a, b, most) {
   return end;
 }
 
-/** Runs slow work in slices: only the latest of its kind, and only while the values are the same. */
+/** Returns a function that runs a generator in slices; a new call or new values cancel it. */
 export function createWorker(store) {
   let job = 0;
   return (generator) => {

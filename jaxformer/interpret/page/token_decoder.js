@@ -67,7 +67,7 @@ function joinByteTokens(texts) {
   return joined;
 }
 
-/** Removes at most `start` times `content` from the start of a text, and `stop` times from its end. */
+/** Removes `content` at most `start` times at the start of a text, and `stop` times at its end. */
 function stripText(text, content, start, stop) {
   for (let i = 0; i < start && text.startsWith(content); i++) text = text.slice(content.length);
   for (let i = 0; i < stop && text.endsWith(content); i++) text = text.slice(0, -content.length);

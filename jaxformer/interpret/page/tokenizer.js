@@ -1,4 +1,4 @@
-// The model's tokenizer, which gives the same ids as the tokenizer in Python.
+// The model's tokenizer, which returns the same ids as the tokenizer in Python.
 
 import { addedTokenFinder } from "./added_tokens.js";
 import { unpackTexts } from "./arrays.js";
@@ -11,7 +11,7 @@ const TOKENIZER_MODELS = { BPE: bytePairModel, Unigram: unigramModel, WordPiece:
 const MOST_WORDS = 20_000; // words whose ids are kept
 const LONGEST_KEPT = 100; // characters
 
-/** Returns {encode, decode}. `encode(text)` is without the ids before and after a text. */
+/** Returns {encode, decode}. `encode(text)` does not add the ids before and after a text. */
 export function createTokenizer(data) {
   const tokens = unpackTexts(data.model.vocabulary.data);
   const ids = new Map(tokens.map((token, id) => [token, id]).filter(([token]) => token));
@@ -34,7 +34,7 @@ export function createTokenizer(data) {
   return { encode: data.parses_special ? encodePlain : spellingOut(data, added, tokens, encodePlain), decode };
 }
 
-/** Returns `encodeWord` with a memory of short words. */
+/** Returns `encodeWord` with a cache of the ids of short words. */
 function keepWords(encodeWord) {
   const known = new Map();
   return (word) => {

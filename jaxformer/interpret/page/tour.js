@@ -76,7 +76,7 @@ export function createTour(store) {
   return Object.assign(tour, { open, close });
 }
 
-/** Opens the tour if the address of the page ends with #tour, once the values are there. */
+/** Opens the tour if the address of the page ends with #tour, once the values are computed. */
 function openByAddress(store, open) {
   const isAsked = () => location.hash.slice(1).split(/[;&]/).includes("tour");
   let waits = isAsked();

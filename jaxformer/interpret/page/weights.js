@@ -1,11 +1,11 @@
 // The weights of the page as trees of arrays, one tree for each layer.
 //
-// 8-bit weights stay 8-bit: a leaf NAME then has the codes and their scales in NAME_codes, and NAME
-// itself is computed when somebody reads it. `maths.js` multiplies the codes.
+// 8-bit weights are stored as codes and scales in NAME_codes. The leaf NAME itself, as float32, is
+// computed when it is read. `maths.js` multiplies the codes.
 
 import { scaled } from "./arrays.js";
 
-const MOST_EXPANDED = 4; // matrices that are kept as float32 after somebody read them
+const MOST_EXPANDED = 4; // maximum number of 8-bit matrices whose float32 copies are kept
 const expandedMatrices = new Map();
 
 /** Returns {layers, ...parts}: the weights of a stack, whose paths begin with `prefix`. */
@@ -57,7 +57,7 @@ function expanded(array) {
   return found;
 }
 
-/** Makes `to` use the token vectors of `from`, an encoder those of its decoder. */
+/** Makes `to` share the token vectors of `from` (an encoder shares its decoder's vectors). */
 export function shareTokens(from, to) {
   for (const name of ["tokens", "tokens_codes"]) {
     const property = Object.getOwnPropertyDescriptor(from, name);

@@ -16,7 +16,7 @@ export function unigramModel({ scores, unk_id: unknown, byte_fallback: usesBytes
   };
 }
 
-/** Returns, for each end of a token, where the best last token starts and its id. */
+/** Returns, for each position, the start and the id of the best last token that ends there. */
 function bestStarts(text, { ids, scoreOf, longest, unknown, unknownScore }) {
   const size = text.length;
   const best = { score: new Float64Array(size + 1), start: new Int32Array(size + 1).fill(-1), id: new Int32Array(size + 1) };
@@ -55,7 +55,7 @@ function bestPieces(text, best, unknown) {
   return pieces.reverse();
 }
 
-/** Returns a function from a word to ids: each token is the longest that the rest begins with. */
+/** Returns a function from a word to ids: each token is the longest prefix of the rest. */
 export function wordPieceModel(model, _, ids) {
   const { unk_id: unknown, continuing_subword_prefix: prefix, max_input_chars_per_word: most } = model;
   return (word) => {

@@ -44,7 +44,7 @@ def _check_positions(name: str, function: Function, config: ModelConfig) -> None
 def _check_mask(name: str, function: Function, config: ModelConfig) -> None:
     from jaxformer.functional.attention.masks import Mask
 
-    if isinstance(function, Mask):  # A Mask may read more than positions.
+    if isinstance(function, Mask):  # A Mask may depend on segment ids.
         return
     queries, keys = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((2, 1), (1, 3)))
     found = _trace(name, function, queries, keys)

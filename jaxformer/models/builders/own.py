@@ -32,7 +32,7 @@ def check_own_parts(own: OwnParts, config: ModelConfig, accepted: tuple[str, ...
     """Raises ValueError unless the user's parts fit the config.
 
     Args:
-        own: the parts of the user.
+        own: the user's parts.
         config: the config of the model.
         accepted: the names of the parts that have an effect in the model.
     """

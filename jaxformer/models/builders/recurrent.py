@@ -31,8 +31,8 @@ def build_recurrent(config: RecurrentConfig) -> Model:
 def build_recurrent_encoder_decoder(config: RecurrentEncoderDecoderConfig) -> Model:
     """Builds the recurrent encoder-decoder of a config from `ModelConfig.resolved`.
 
-    At the start of each document, layer i of the decoder takes the state of the encoder's layer i
-    after the last source token.
+    At the start of each document, layer i of the decoder starts from the state of the encoder's
+    layer i after the last source token.
 
     The input kernels of the first layers are drawn from N(0, 1/dim), although token vectors have a
     standard deviation of 1/√dim. With larger initial input kernels, as in the recurrent language

@@ -36,7 +36,7 @@ def build_decoder(config: DecoderConfig, own: OwnParts = NO_OWN_PARTS) -> Model:
 
     Args:
         config: the config.
-        own: the parts of the model that replace those of the config.
+        own: the user's parts of the model, which replace parts of the config.
     """
     head = build_head(config, config.embed_dim)
     return Model(build_token_embedding(config, own), build_stack(config, own), head)
@@ -63,8 +63,8 @@ def build_encoder_decoder(config: EncoderDecoderConfig, own: OwnParts = NO_OWN_P
 
     Args:
         config: the config.
-        own: the parts of the model that replace those of the config. Only the decoder uses the
-            mask. The encoder also uses the activation and the positions.
+        own: the user's parts of the model, which replace parts of the config. Only the decoder uses
+            the mask. The encoder also uses the activation and the positions.
     """
     encoder, of_encoder = config.encoder, own._replace(mask=None)
     return Model(
@@ -115,7 +115,7 @@ def build_stack(
 
     Args:
         config: the config.
-        own: the parts of the model that replace those of the config.
+        own: the user's parts of the model, which replace parts of the config.
         reads_source: whether the layers have cross-attention.
     """
     norm, relative = build_norm(config), None
@@ -143,7 +143,7 @@ def _layer(
     relative: RelativePositions | None,
     reads_source: bool,
 ) -> Layer:
-    """Builds a layer from the settings of one layer."""
+    """Builds a layer from its config, an element of `config.layers`."""
     attention = build_mixer(config, own.mask, relative)
     activation = own.activation or config.activation
     feed_forward, norm = build_feed_forward(config, activation), build_norm(config)

@@ -41,8 +41,8 @@ class DecoderConfig(TransformerConfig):
     needs = _NEEDS
 
     window: int | tuple[int | None, ...] | None = None
-    """a token attends to itself and to the window − 1 tokens before it; default: to all before
-    it"""
+    """a token attends to itself and to the window − 1 tokens before it; default: to all earlier
+    tokens"""
     prefix: int = 0
     """number of first tokens of a document that attend to one another in both directions
     (prefix-LM)"""

@@ -188,7 +188,7 @@ class RecurrentEncoderDecoderConfig(ReadsSource, RecurrentConfig):
     """
 
     attends: bool = True
-    """the decoder attends to all encoder states; False: it only starts from the last one"""
+    """the decoder attends to all encoder states; False: it only starts from the last state"""
 
     @property
     def stacks(self) -> dict[str, ModelConfig]:

@@ -30,9 +30,9 @@ class Constraints:
     """divides the positive scores, and multiplies the negative scores, of tokens that already occur
     in the text (Keskar et al. 2019)"""
     frequency_penalty: float = 0.0
-    """this is subtracted from the score of a token for each time that it has been generated"""
+    """number to subtract from the score of a token for each time that it has been generated"""
     presence_penalty: float = 0.0
-    """this is subtracted from the score of a token that has been generated at least once"""
+    """number to subtract from the score of a token that has been generated at least once"""
     no_repeat_ngram_size: int = 0
     """no n-gram of this size occurs twice in the text; 0: no such constraint"""
     bad_words_ids: tuple[Ids, ...] = ()
@@ -47,8 +47,8 @@ class Constraints:
     forced_eos_token_id: Ids = ()
     """if the text has not stopped before, the last token that is generated is one of these"""
     allowed_tokens: Ids = ()
-    """the only tokens that are generated, so a text stops early only at one of them; (): all
-    tokens"""
+    """the only tokens that may be generated, so a text stops early only if they include a stop
+    token; (): all tokens"""
     suppress_tokens: Ids = ()
     """tokens that are never generated"""
     begin_suppress_tokens: Ids = ()

@@ -346,7 +346,7 @@ class TransformerConfig(ModelConfig):
 
     @property
     def layers(self) -> tuple:
-        """The configs of the layers. A layer's config has one entry of each per-layer tuple."""
+        """The config of each layer, with the layer's own entry in place of each per-layer tuple."""
         return _layers(self)
 
 

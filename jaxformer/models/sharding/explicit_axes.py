@@ -66,7 +66,7 @@ def in_auto_axes(function: Callable[Arguments, Result]) -> Callable[Arguments, R
 
 
 def has_explicit_axes(*trees: Any) -> bool:
-    """Returns whether the mesh in context, or of any array in `trees`, has explicit axes."""
+    """Returns whether the mesh in context, or the mesh of any array, has explicit axes."""
     leaves = jax.tree.leaves(trees, is_leaf=_is_opaque)
     return _explicit_mesh([x for x in leaves if isinstance(x, jax.Array)]) is not None
 

@@ -5,11 +5,11 @@
     expert   shards the batch and the experts; a device processes the tokens of its own experts
     tensor   shards the computation of a layer: heads, hidden features, vocabulary
 
-Kernels that compute heads and hidden features are sharded along their outputs. Kernels that read
-heads and hidden features are sharded along their inputs. Between these kernels, sharding over
-`tensor` needs no communication. If the heads or the vocabulary are not divisible by the size of
-`tensor`, the batch is sharded over `tensor` instead (`MeshPlacement.for_stack`). In this case,
-`tensor` shards the parameters as `fsdp` does.
+Over `tensor`, kernels whose outputs are heads or hidden features are sharded along the outputs.
+Kernels whose inputs are heads or hidden features are sharded along the inputs. Between these
+kernels, sharding over `tensor` needs no communication. If the heads or the vocabulary are not
+divisible by the size of `tensor`, the batch is sharded over `tensor` instead
+(`MeshPlacement.for_stack`). In this case, `tensor` shards the parameters as `fsdp` does.
 
 An ordered table of patterns maps each parameter to its partition. XLA's partitioner inserts the
 communication.
@@ -176,7 +176,7 @@ def find_partition(
 
     Raises:
         ValueError: No rule matches, the rule uses an axis twice, the rule has more axes than the
-            array, or a size is not divisible by the mesh axes.
+            array, or a size is not divisible by the sizes of the mesh axes.
     """
     rule = next((rule for rule in rules if rule.matches(path)), None)
     if rule is None:

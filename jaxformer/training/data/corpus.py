@@ -209,7 +209,7 @@ def grouped(digests: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def standard_library() -> Documents:
     """Reads the source code of Python's standard library, without tests, sorted by name.
 
-    The text has about 10 MB and comes with every Python installation. The function skips files
+    The text has about 10 MB and is part of a normal Python installation. The function skips files
     that are not UTF-8, and files with build settings of this installation.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Documents are read from disk piece by piece, because a text may be larger than memory."""
+"""Documents that are read from disk piece by piece, because a text may not fit into memory."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxformer.training.batch import AnyBatch
 
-# What an iterator needs to build one batch, such as the indices of its examples.
+# The plan of one batch, such as the indices of the batch's examples.
 Planned = TypeVar("Planned")
 
 
@@ -28,7 +28,10 @@ class EpochBatches(Iterator[AnyBatch], ABC, Generic[AnyBatch, Planned]):
 
     @abstractmethod
     def _plan_epoch(self, epoch: int) -> Sequence[Planned]:
-        """Returns the plan of each batch of an epoch. It depends only on the data and the seed."""
+        """Returns the plan of each batch of an epoch.
+
+        The plans must depend only on the data, the epoch and the seed.
+        """
 
     @abstractmethod
     def _build(self, planned: Planned) -> AnyBatch:

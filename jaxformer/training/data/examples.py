@@ -69,7 +69,7 @@ def find_form(fields: Any) -> str | None:
 
 
 def find_records(paths: Sequence[Path | str]) -> list[Records]:
-    """Returns the files of records among files, folders and datasets."""
+    """Returns all sources with records in the given files, folders and datasets."""
     sources = (source for path in paths for source in named_sources(str(path), "text", []))
     return [source for source in sources if isinstance(source, Records)]
 
@@ -167,7 +167,7 @@ def _encode_record(
 
 
 def _encode_form(form: str, fields: dict[str, Any], tokenizer: Tokenizer) -> tuple[Example, ...]:
-    """Encodes the fields of a record of this form."""
+    """Encodes the fields of a record that has the form `form`."""
     if form == "messages":
         return (encode_conversation(tokenizer, fields["messages"], fields.get("tools")),)
     if form == "text":
@@ -201,8 +201,8 @@ def encode_completion(
     """Encodes a prompt with its completion. The model learns the completion and its end token.
 
     Both are texts, or both are lists of messages. If appending a completion text would change the
-    tokens of the prompt, the two texts are encoded separately. When the model later answers a
-    prompt, it reads the tokens of the prompt alone.
+    tokens of the prompt, the two texts are encoded separately, because a model that answers a
+    prompt reads the tokens of the prompt alone.
 
     Args:
         tokenizer: The tokenizer.
@@ -212,7 +212,8 @@ def encode_completion(
         name: The name of the completion in error messages.
 
     Raises:
-        ValueError: A side is empty or has another type.
+        ValueError: The prompt or the completion is empty or has a wrong type, or the chat template
+            changes the prompt.
     """
     if isinstance(prompt, list) and isinstance(completion, list):
         whole = tokenizer.apply_chat_template([*prompt, *completion], tools or None).ids
@@ -240,7 +241,7 @@ def encode_text(tokenizer: Tokenizer, text: Any) -> Example:
     """Encodes a text. The model learns all tokens, including the end token.
 
     Raises:
-        ValueError: The text is empty or has another type.
+        ValueError: The text is empty or not a string.
     """
     if not isinstance(text, str) or not text:
         raise ValueError(f"the text is {text!r:.60}; it must be a non-empty string")

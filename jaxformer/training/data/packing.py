@@ -22,7 +22,7 @@ from jaxformer.training.data.examples import Example
 
 _FORMAT = "jaxformer examples 1"
 _ARRAYS = ("ids", "mask", "starts")
-# Only this number of newest sequences receive further examples, so that packing takes linear time.
+# Examples are added only to this number of newest sequences, so that packing takes linear time.
 _OPEN = 16
 
 
@@ -204,7 +204,8 @@ class PackedBatches(EpochBatches[Batch[np.ndarray], Sequence[list[int]]]):
 def pack(lengths: np.ndarray, order: Iterable[int], length: int) -> list[list[int]]:
     """Distributes examples over sequences.
 
-    Each example goes into the first of the newest open sequences that has room for it.
+    Each example goes into the first sequence with enough free places among the newest `_OPEN`
+    sequences. If there is no such sequence, the example starts a new one.
 
     Args:
         lengths: The number of tokens of each example. An example of n tokens needs n - 1 places,

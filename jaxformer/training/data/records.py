@@ -24,7 +24,8 @@ class Record(NamedTuple):
     """A record of a file or table.
 
     Attributes:
-        fields: The values by field or column. A damaged file may have another JSON value here.
+        fields: The values by field or column. In a damaged file, this may be a JSON value other
+            than an object.
         where: The place in the file, such as "line 3".
         number: The number of the record, from 1.
     """
@@ -94,7 +95,7 @@ class Records(File, ABC):
         """Returns the columns to read.
 
         Raises:
-            NotText: The table lacks one of them.
+            NotText: The table lacks one of the columns.
         """
         for name in columns or ():
             if name not in names:
@@ -219,7 +220,7 @@ _READERS = {".jsonl": JsonLines, ".ndjson": JsonLines, ".json": JsonArray, ".par
 
 
 def has_records(field: str) -> Need:
-    """Returns a condition, which holds if at least one path in `field` may contain records."""
+    """Returns the condition that at least one path in `field` may contain records."""
     text = f"a file of records ({', '.join(_READERS)}), a folder or {HUB}OWNER/NAME"
     return Need((), lambda given: any(map(_may_hold_records, map(str, given[field]))), text)
 

@@ -1,4 +1,4 @@
-"""Splits text at end-of-text tokens that are part of the text, as in TinyStories and OpenWebText.
+"""Splits text at end-of-text tokens that are spelled out, as in TinyStories and OpenWebText.
 
 `_NAMES` lists `<|endoftext|>` and the end-of-text tokens of other tokenizers. A file is split into
 documents at such a token in these places:
@@ -8,7 +8,7 @@ documents at such a token in these places:
   inside a sentence. This rule applies only to tokens of the form `<|…|>`, which markup does not
   use.
 
-Source code and markup files (`_CODE`) are never split, because the token is part of their text.
+Source code and markup files (`_CODE`) are never split, because there such a token is content.
 """
 
 import re
@@ -28,7 +28,7 @@ _CODE = frozenset(
     .php .pl .lua .jl .r .m .sh .sql .html .htm .xml .css .md .rst .tex .json5 .yaml .yml .toml .cfg
     .ini .jinja .j2 .diff .patch""".split()
 )
-# Number of characters on each side of a token by which `_place` recognizes a separator.
+# Number of characters on each side of a token that `_place` examines to recognize a separator.
 _CONTEXT = 64
 _LONGEST = max(map(len, _NAMES))
 _QUOTES, _OPENING, _CLOSING = "\"'`“”‘’«»", "([{", ")]}"
@@ -143,7 +143,7 @@ def divided(parts: Iterable[str], *, inline: bool) -> Iterator[tuple[str, str | 
 
 
 def _place(text: str, begin: int, match: re.Match[str], inline: bool) -> tuple[int, int] | None:
-    """Returns the start and end of a separator, or None if the token is part of the text.
+    """Returns the start and end of a separator, or None if the token is not a separator.
 
     Args:
         text: The text around the token.

@@ -168,7 +168,7 @@ def token_digests(
     """Returns a digest of each document's tokens, big-endian uint64 [documents, 2].
 
     Args:
-        documents: The documents. The function reads them once, and holds a few MB at a time.
+        documents: The documents. The function reads them once, with only a few MB in memory.
         tokenizer: Encodes the text.
         on_encoded: Called with the number of bytes of text encoded so far.
     """
@@ -204,7 +204,7 @@ def choose_held_out(
             are held out.
         tokenizer: The tokenizer of the sources, with which `similarity_groups` compares the tokens
             of the sources. If None, only the text of the sources is compared.
-        noun: What error messages call the sources.
+        noun: The word for the sources in error messages.
 
     Raises:
         ValueError: There are fewer than two groups of similar sources.
@@ -264,7 +264,7 @@ def _token_keys(lines: Sequence[str], tokenizer: Tokenizer) -> Iterator[bytes]:
             yield hashlib.blake2b(np.asarray(ids, "<u4").tobytes(), digest_size=16).digest()
 
 
-# Number of bytes to compress. xz takes a second and 20 MB of memory per million bytes.
+# Largest number of bytes to compress. xz takes a second and 20 MB of memory per million bytes.
 MOST_COMPRESSED = 1 << 24
 LONG_LINE = 60
 _LONGEST_LINE = 1 << 20

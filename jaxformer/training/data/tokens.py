@@ -91,7 +91,7 @@ def write_tokens(
     continues this file.
 
     Args:
-        documents: The documents. The function reads them twice, and holds a few MB at a time.
+        documents: The documents. The function reads them twice, with only a few MB in memory.
         tokenizer: Encodes the text.
         path: The file to write.
         on_encoded: Called with the number of bytes of text encoded so far.

@@ -150,7 +150,7 @@ class WindowBatches(Iterator[Batch[np.ndarray]]):
         return at % len(self._tokens), len(self._tokens) - self._length * window
 
     def _window(self, epoch: int, place: int) -> tuple[int, int]:
-        """Returns an epoch's rotation offset, and window `place` of its shuffled order."""
+        """Returns an epoch's rotation offset, and the index of its shuffled window `place`."""
         blocks = -(-self.num_windows // BLOCK)
         # The first `larger` blocks of windows have one more window than the other blocks.
         size, larger = divmod(self.num_windows, blocks)

@@ -40,7 +40,7 @@ class Preferences(RecordTask[PreferenceTraining]):
 
     @property
     def objective(self) -> DirectPreference:
-        """DPO."""
+        """DPO with the β of the config."""
         return DirectPreference(self.config.dpo_beta)
 
     @property

@@ -34,7 +34,7 @@ from jaxformer.training.screen import Screen
 
 # A sample contains the answers to this many held-out prompts.
 SAMPLES = 5
-# A sample shows at most this many characters of a prompt: the last ones.
+# A sample shows only the last characters of a prompt, at most this many.
 _SHOWN = 200
 
 

@@ -62,7 +62,7 @@ class Batches(Iterator[AnyBatch], Protocol[AnyBatch]):
 
 
 class Task(Protocol):
-    """What the training loop needs: an objective, training batches, an evaluation and a sample."""
+    """Interface for the training loop: objective, training batches, evaluation and samples."""
 
     measure: ClassVar[Measure | None]
     """Measure to report in addition to the loss; None to report only the loss."""

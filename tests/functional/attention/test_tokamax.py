@@ -227,7 +227,7 @@ LACKING = {
     "a bias of the scores": {"scores": Scores(bias=Alibi(4))},
     "one range of keys per query, not DenseMask": {"mask": DenseMask(np.ones((12, 12), bool))},
     "cached or explicit positions": {"queries": TokenInfo(12, jnp.arange(12)), "in_order": False},
-    "together with positions within documents": dict.fromkeys(("queries", "keys"), IN_DOCUMENTS)
+    "if positions restart in each document": dict.fromkeys(("queries", "keys"), IN_DOCUMENTS)
     | {"mask": Prefix(3) & Packed()},
 }
 

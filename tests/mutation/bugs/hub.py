@@ -299,13 +299,13 @@ BUGS = (
             'self.outside.taken["max_position_embeddings"]',
             'self.outside.whole("max_position_embeddings")',
         ),
-        "hub/test_options.py::test_original_context_length_beside_the_rope_options_overrides_the_one_inside_them",
+        "hub/test_options.py::test_top_level_original_context_length_overrides_the_one_in_the_rope_options",
     ),
     Bug(
         "the original length outside of the rotary options is ignored",
         "hub.positions:RotaryEntry.scaling",
         takes(length=lambda _: None),
-        "hub/test_options.py::test_original_context_length_beside_the_rope_options_overrides_the_one_inside_them",
+        "hub/test_options.py::test_top_level_original_context_length_overrides_the_one_in_the_rope_options",
     ),
     Bug(
         "an adapter beside a model is ignored",

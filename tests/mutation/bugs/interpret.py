@@ -49,7 +49,7 @@ BUGS = (
         "a page limits the source of an encoder-decoder to the length of a target",
         "interpret.page_tokenizer:tokenizer_data",
         Replace("config.longest_source", "config.max_length"),
-        f"{PAGE_SOURCE}::test_typed_source_that_is_too_long_is_refused_with_the_limit_of_the_source",
+        f"{PAGE_SOURCE}::test_error_for_too_long_source_text_on_the_page_states_the_limit",
     ),
     Bug(
         "a page encodes a source without the tokens before and after it",

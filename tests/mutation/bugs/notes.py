@@ -151,7 +151,7 @@ BUGS = (
         "an edit changes every step of generation",
         "functional.hooks:HookPoints.at_steps",
         Replace("steps is None", "True"),
-        f"{EDIT}::test_edit_at_a_step_equals_a_patch_at_the_step",
+        f"{EDIT}::test_edit_at_a_generation_step_equals_a_patch_at_this_step",
     ),
     Bug(
         "the arrays of an edit are copied for each layer",

@@ -94,7 +94,9 @@ def test_code_and_markup_files_are_not_split_at_end_of_text_tokens(name, tmp_pat
     assert texts_of(tmp_path / name) == [text]
 
 
-def test_end_of_text_token_splits_a_record_only_at_its_ends_or_on_a_line_of_its_own(tmp_path):
+def test_end_of_text_token_splits_a_record_only_at_the_ends_of_the_record_or_alone_on_a_line(
+    tmp_path,
+):
     records = [f"{END}a{END}", f"b\n{END}\nc", f"d{END}E", ""]
     lines = [json.dumps({"text": text}) + "\n" for text in records]
     (tmp_path / "a.jsonl").write_text("".join(lines))

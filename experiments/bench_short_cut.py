@@ -8,6 +8,12 @@ passes, or they start at one of 1, 2, 4 or 8 positions and recompute only the va
 site. Each start position needs a compiled program. Every sweep runs in a new process without stored
 programs, so its time includes the compilations. Each round runs all variants once. The script
 prints the shortest times and marks the variant that `patch_sweep` chooses.
+
+Result of one round on two idle cores of a Xeon (results/short-cut-cpu.json): `patch_sweep` chooses
+the fastest of the five variants for each of the three models. With 4 layers of 128 features, whole
+passes take 2.6 s, and passes from 8 positions take 11.4 s. With 12 layers of 768 features, whole
+passes take 31.8 s, and passes from 2 positions take 13.5 s. With 8 instead of 4 start positions,
+each additional position takes 1.2 to 1.7 s, mostly for compilation.
 """
 
 import argparse
@@ -94,7 +100,7 @@ def measure(sizes: tuple[int, int, int], has_heads: bool, rounds: int) -> dict:
             times.append(alone(partial(sweep_seconds, starts, sizes, has_heads)))
     fastest = {starts: min(times, key=lambda x: x["seconds"]) for starts, times in found.items()}
     for starts, times in fastest.items():
-        name = f"{starts} start positions" if starts else "whole passes"
+        name = f"{starts} start position{'s' * (starts > 1)}" if starts else "whole passes"
         print(
             f"  {name:18} {times['seconds']:7.1f} s, of which compilation takes "
             f"{times['compilation']:5.1f} s{'  (chosen)' if starts == chosen else ''}",

@@ -258,8 +258,8 @@ def choose_starts(model: LanguageModel, grid: Grid, length: int, batch_size: int
     for starts in (1, 2, 4, 8):
         step = -(-length // starts)
         tokens = sum(length - position // step * step for position in range(length))
-        # A program that resumes contains two forms of each layer, so its compilation is assumed to
-        # take twice as long.
+        # Each of the last four start positions took 1.2 to 1.7 s on two cores, mostly for compilation
+        # (experiments/bench_short_cut.py).
         costs[starts] = 2 * starts * compilation + heads * layers * tokens * of_token
     return min(costs, key=lambda starts: costs[starts])
 
@@ -267,8 +267,9 @@ def choose_starts(model: LanguageModel, grid: Grid, length: int, batch_size: int
 def compilation_flops(platform: str) -> float:
     """Returns the FLOPs that a device computes while a program is compiled.
 
-    Both numbers are assumptions, not measurements: 1 s of compilation, at 10¹¹ FLOP/s on a CPU and
-    at 10¹⁴ FLOP/s on an accelerator.
+    The number for a CPU makes `choose_starts` choose the fastest variant for the three models that
+    experiments/bench_short_cut.py measures on two cores. The number for an accelerator is an
+    assumption: 1 s of compilation at 10¹⁴ FLOP/s.
     """
     return 1e11 if platform == "cpu" else 1e14
 

@@ -143,6 +143,7 @@ def test_edit_at_a_generation_step_equals_a_patch_at_this_step(seed, step):
     assert abs(np.asarray(everywhere.log_probs - found.log_probs)).max() > 1e-3
 
 
+@pytest.mark.slow
 @settings(max_examples=2)
 @given(seed=tiny.seeds)
 def test_gradient_of_an_edit_equals_finite_differences(seed):

@@ -159,7 +159,7 @@ def test_keys_and_values_appended_token_by_token_give_causal_attention(seed):
 # ---- the layers of the models
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=tiny.seeds)
 def test_multi_head_attention_equals_the_attention_of_a_model(seed):
     """The tiny model has four query heads and two key heads."""
@@ -196,7 +196,7 @@ def test_multi_head_attention_to_a_source_equals_the_cross_attention_of_a_model(
         tiny.close(found, seen["cross_attention.output"][layer])
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     seed=tiny.seeds,
     activation=st.sampled_from(["relu", "gelu_tanh", "tanh", "sigmoid", "swiglu"]),
@@ -211,7 +211,7 @@ def test_decoder_function_equals_the_decoder_model(seed, activation, tied):
     tiny.close(decode(variables["params"], tokens[0]), expected[0])
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(
     seed=tiny.seeds,
     norm=st.sampled_from(["layer", "rms"]),

@@ -137,6 +137,7 @@ def test_autoencoders_are_spliced_at_their_own_hook_point(tmp_path):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=tiny.seeds, scan=st.sampled_from(["scan", "unrolled"]))
 def test_splicing_autoencoders_into_several_layers_equals_patching_layer_by_layer(

@@ -111,6 +111,7 @@ def test_tokens_generated_with_an_interchange_equal_the_predictions_of_one_uncac
     assert (np.asarray(out.tokens) != plain.tokens).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, pytest.param(32, marks=pytest.mark.slow)])
 def test_interchange_accuracy_is_the_fraction_of_predicted_answers(size):
     model = build()

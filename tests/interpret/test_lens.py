@@ -39,7 +39,7 @@ def read(model, seed):
     return tiny.weights(model, seed), tokens, source
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, "gemma", "cnn"))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, "gemma", slow=["cnn"]))
 @given(seed=st.integers(0, 999))
 def test_logit_lens_of_the_last_layer_equals_the_logits(name, seed):
     model = tiny.build(**MODELS[name])

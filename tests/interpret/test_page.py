@@ -33,6 +33,7 @@ from tests.interpret.pages import (
     tokenizer,
 )
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -250,7 +251,9 @@ def test_page_of_captured_values_can_be_written_for_every_architecture(kind, lab
     assert all(label.startswith(start) for label, start in zip(found, labels, strict=True))
 
 
-@pytest.mark.parametrize("other", ["short_convolution", "gated_delta"])
+@pytest.mark.parametrize(
+    "other", mostly_slow(["short_convolution", "gated_delta"], "short_convolution")
+)
 @pytest.mark.usefixtures("no_matrix")
 def test_attention_on_explain_page_has_the_layer_numbers_of_the_model(other):
     """Of a model with other layers between; views of one value for each layer are left out."""

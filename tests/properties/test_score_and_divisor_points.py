@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import jaxformer as jf
 from jaxformer.verify import rules
 from tests.properties import tiny
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 few = settings(max_examples=max(5, settings().max_examples // 3))
@@ -94,7 +95,7 @@ def statistics(x, norm):
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-@pytest.mark.parametrize("position", INPUTS)
+@pytest.mark.parametrize("position", mostly_slow(INPUTS, "pre", slow=INPUTS))
 @few
 @given(seed=tiny.seeds)
 def test_divisor_hook_point_is_the_standard_deviation_or_rms_of_the_input_of_the_norm(

@@ -15,6 +15,7 @@ from jaxformer.functional import dot_product_attention as attend
 from jaxformer.functional.attention import blockwise, platforms
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 HEADS, LENGTH, HEAD_DIM, VALUE_DIM = 4, 12, 4, 3
@@ -79,7 +80,9 @@ def agree(found, inputs, seen, tolerance=1e-5):
         tiny.all_close(jax.tree.map(lambda x: x[index], found), (output, gradients), tolerance)  # noqa: B023
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "implementation", mostly_slow(IMPLEMENTATIONS, "blockwise", slow=IMPLEMENTATIONS)
+)
 @pytest.mark.parametrize("rule", RULES)
 @given(
     seed=tiny.seeds,
@@ -200,7 +203,9 @@ def test_nan_in_padding_does_not_change_the_output_and_gradients_of_attention(
     assert jax.tree.all(jax.tree.map(lambda x: np.isfinite(x).all(), expected))
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "implementation", mostly_slow(IMPLEMENTATIONS, "blockwise", slow=IMPLEMENTATIONS)
+)
 def test_attention_scores_and_softmax_of_bfloat16_inputs_are_float32(implementation):
     """For large scores with small differences, the only error is rounding the weights once."""
     mask, seen = Causal(), rules.visible([1] * LENGTH)

@@ -270,6 +270,7 @@ def test_memory_of_compiled_attention_is_linear_in_the_length(real_tiles):
     assert temporary(32768) <= 2 * temporary(16384) <= 4 * temporary(8192)
 
 
+@pytest.mark.slow
 def test_document_masks_are_not_stored_for_all_layers_at_once(real_tiles):
     """Layers that are recomputed need as much memory with packed documents as without."""
     length = 4096

@@ -9,6 +9,7 @@ from hypothesis import given
 
 import jaxformer as jf
 from tests.properties import oracle, tiny
+from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -18,7 +19,7 @@ def model_of(**options):
     return tiny.build(attention_gate=True, positions="rotary", **options)
 
 
-@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("use_bias", mostly_slow([True, False], True))
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2))
 def test_decoder_with_attention_gates_equals_formula(use_bias, seed, segment_ids):
     model = model_of(use_bias=use_bias)

@@ -119,7 +119,7 @@ def test_attention_sink_of_minus_infinity_has_no_effect(seed):
     tiny.close(*both)
 
 
-@pytest.mark.parametrize("implementation", ["explicit", "blockwise"])
+@pytest.mark.parametrize("implementation", mostly_slow(["explicit", "blockwise"], "blockwise"))
 def test_huge_attention_sink_gives_zero_outputs(implementation):
     """A sink whose power overflows float32 leaves all outputs zero, and gradients finite."""
     arrays = [jnp.asarray(x, jnp.float32) for x in draw(0)[:3]]

@@ -315,6 +315,7 @@ def test_model_with_splash_kernel_equals_model_without_it(monkeypatch):
     tiny.close(*logits, 1e-4, where=segment_ids != 0)
 
 
+@pytest.mark.slow
 def test_splash_kernel_supports_forward_mode_differentiation():
     context = replace(context_of(Causal(), 20), implementation="fused", placement=PLACEMENT)
     query, key, value = arrays(0, 20)

@@ -137,6 +137,7 @@ def test_model_with_delta_rule_in_cached_chunks_equals_one_pass(seed, segment_id
     own_stacks.chunks_equal_one_pass(model(), seed, segment_ids, chunks)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, places=st.sets(st.integers(0, tiny.LENGTH - 1), max_size=5))
 def test_padding_does_not_change_the_logits(seed, places):
     """A text has the same logits with padding at any places, whatever stands there."""

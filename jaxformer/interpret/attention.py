@@ -1,5 +1,6 @@
 """Attention weights of one text by layer and head, and a plot of the weights."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,7 +10,7 @@ from jaxtyping import Float
 from jaxformer.artifacts.files import write_figure
 from jaxformer.artifacts.tokenizer import Tokenizer
 from jaxformer.decoding.autoregressive import inspect
-from jaxformer.interpret.encoded_text import EncodedText, token_names
+from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_names
 from jaxformer.interpret.layers import layers_with
 from jaxformer.interpret.summary import summary, to_png
 from jaxformer.models.language_model import LanguageModel, Variables
@@ -58,7 +59,7 @@ class AttentionMaps(NamedTuple):
 def attention_maps(
     model: LanguageModel,
     variables: Variables,
-    text: EncodedText,
+    text: str | Sequence[int] | EncodedText,
     tokenizer: Tokenizer | None = None,
     which: str = "self",
 ) -> AttentionMaps:
@@ -67,12 +68,16 @@ def attention_maps(
     Args:
         model: a model with attention.
         variables: the model's variables.
-        text: the token ids of the text and, for a model with a source, of the source.
-        tokenizer: decodes the tokens for the labels; the labels are token ids if None.
+        text: a string, token ids, or an `EncodedText`. For a model with a source, a string or token
+            ids are the source, and the model generates the text, which requires a tokenizer. An
+            `EncodedText` contains the ids of the text and of the source.
+        tokenizer: encodes the string, and decodes the tokens for the labels. The labels are token
+            ids if None.
         which: "self", "cross" (from the text to the source) or "encoder" (within the source).
 
     Raises:
-        ValueError: The model does not have attention of the kind `which`.
+        ValueError: The model does not have attention of the kind `which`, or the text is empty, too
+            long or not accepted.
     """
     names = [name for name, (point, _) in KINDS.items() if point in model.hook_points]
     if which not in names:
@@ -80,6 +85,12 @@ def attention_maps(
         kind = type(model).__name__
         raise ValueError(f"attention is {which!r}; the model is a {kind}, {accepted}")
     point, title = KINDS[which]
+    if not isinstance(text, EncodedText):
+        if model.config.reads_source and tokenizer is None:
+            raise ValueError(
+                "tokenizer is None, so text must be an EncodedText with the ids of text and source"
+            )
+        text = encode_text(model, variables, text, tokenizer, None)
     ids, source = text.as_batch()
     seen = inspect(model, variables, ids, source=source, capture=(point,))
     weights = np.asarray(seen.captured[point], np.float32)[:, 0]

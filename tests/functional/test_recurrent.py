@@ -60,3 +60,12 @@ def test_recurrent_init_under_vmap_uses_no_batched_factorization():
     alone = [init_recurrent_layer(key, CELLS["lstm"], 5, 4) for key in keys]
     together = jax.tree.map(lambda *x: jnp.stack(x), *alone)
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), made(keys), together)
+
+
+def test_cell_of_initial_recurrent_weights_may_be_a_name():
+    key = jax.random.key(0)
+    for name, cell in CELLS.items():
+        found, expected = (init_recurrent_layer(key, x, 3, 4) for x in (name, cell))
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
+    with pytest.raises(ValueError, match="cell is 'gru'; it must be rnn or lstm, or a Cell"):
+        init_recurrent_layer(key, "gru", 3, 4)

@@ -5,6 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 import jaxformer as jf
+from jaxformer.artifacts.byte_tokenizer import ByteTokenizer
 from jaxformer.interpret.attention import attention_maps, describe, draw_attention
 from jaxformer.interpret.encoded_text import EncodedText
 from tests.properties import tiny
@@ -39,6 +40,26 @@ def test_captured_attention_weights_sum_to_1_and_follow_the_mask(kind, which, sh
     assert (len(maps.queries), len(maps.keys)) == shape[2:]
     if which == "self":
         assert np.triu(maps.weights, 1).any() == (kind is jf.EncoderConfig)
+
+
+def test_attention_maps_of_a_string_equal_those_of_its_token_ids():
+    model = jf.Decoder(jf.DecoderConfig(vocab_size=257, num_layers=1, embed_dim=8, num_heads=2))
+    variables, tokenizer = tiny.weights(model, 0), ByteTokenizer.train([], 257)
+    ids = [*tokenizer.text_opening, *tokenizer.encode_many(["a cat"])[0]]
+    expected = attention_maps(model, variables, EncodedText(ids))
+    for text in ("a cat", ids, np.array(ids)):
+        found = attention_maps(model, variables, text, tokenizer)
+        np.testing.assert_array_equal(found.weights, expected.weights)
+    with pytest.raises(ValueError, match="tokenizer is None, so text must be a list"):
+        attention_maps(model, variables, "a cat")
+    with pytest.raises(ValueError, match=r"text is float64 .* it must be a text or a list"):
+        attention_maps(model, variables, [0.5])
+
+
+def test_attention_maps_of_a_source_without_a_tokenizer_need_the_ids_of_the_text():
+    model = tiny.build(jf.EncoderDecoderConfig)
+    with pytest.raises(ValueError, match="text must be an EncodedText with the ids of text and"):
+        attention_maps(model, tiny.weights(model, 0), SOURCE, which="cross")
 
 
 def test_attention_weights_have_the_layer_numbers_of_the_model(tmp_path):

@@ -158,14 +158,25 @@ def _gates(
 
 
 def init_recurrent_layer(
-    key: PRNGKeyArray, cell: Cell, in_dim: int, hidden_dim: int, input_stddev: float = 1.0
+    key: PRNGKeyArray, cell: str | Cell, in_dim: int, hidden_dim: int, input_stddev: float = 1.0
 ) -> Weights:
     """Returns the initial weights of a recurrent layer.
 
     W is drawn from N(0, 1/(in_dim · input_stddev²)), so that W x has variance 1 if the features of
     x have standard deviation input_stddev. U is orthogonal for each gate (Saxe et al. 2014). The
     bias is 1 for the forget gate and 0 otherwise.
+
+    Args:
+        key: the random key.
+        cell: "rnn", "lstm" or another cell.
+        in_dim: the number of features of x.
+        hidden_dim: the number of features of the state.
+        input_stddev: the standard deviation of the features of x.
     """
+    if isinstance(cell, str):
+        if cell not in CELLS:
+            raise ValueError(f"cell is {cell!r}; it must be {' or '.join(CELLS)}, or a Cell")
+        cell = CELLS[cell]
     input_key, state_key = jax.random.split(key)
     gates, open_gate = cell.num_gates, cell.open_gate
     bias = jnp.zeros((gates, hidden_dim), jnp.float32)

@@ -115,6 +115,7 @@ def test_only_out_of_memory_errors_halve_the_batch_size(message):
     assert tried == ([4, 2, 1] if "RESOURCE" in message else [4])
 
 
+@pytest.mark.slow
 def test_benchmark_training_step_updates_its_state():
     """Each call continues from the state that the previous call returned."""
     step = RandomStep(MODEL, batch_size=2, length=8)

@@ -45,6 +45,7 @@ def test_doctor_prints_commands_and_paths_without_line_breaks(width, monkeypatch
         assert len(line) <= width or unbroken, line
 
 
+@pytest.mark.slow
 def test_doctor_reports_attention_kernel_of_a_tpu_that_is_not_present(capsys):
     words = ("--preset", "gpt2-124m", "--target", "tpu:v5e:4x4", "--explain-attention")
     table = printed(capsys, *words)

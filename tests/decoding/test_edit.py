@@ -52,6 +52,7 @@ def without_function():
     return edit
 
 
+@pytest.mark.slow
 @each_model("decoder")
 @few
 @given(seed=tiny.seeds, chunks=cuts(), data=st.data())

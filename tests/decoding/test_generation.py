@@ -91,6 +91,7 @@ def draws():
     return jax.jit(draw)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, sampler=SAMPLERS)
 def test_random_key_of_each_sampled_token_depends_on_prompt_and_step(seed, sampler):
     """Token t of prompt i is sampled with fold_in(fold_in(key, i), t), after truncation.

@@ -140,6 +140,7 @@ class Nothing(EvenTokens, Alternating):
         return np.zeros(SMALL.vocab_size + 4, bool)
 
 
+@pytest.mark.slow
 def test_generate_follows_a_grammar_that_a_user_wrote():
     model, variables = decoder(SMALL)
     call = {"max_new_tokens": 9, "sampler": jf.Sampler(0.0), "stop_tokens": [STOP]}

@@ -96,6 +96,7 @@ def test_number_of_layers_reported_as_fused_equals_fused_kernel_calls(name, text
             assert sorted(numbers) == list(range(1, number + 1))
 
 
+@pytest.mark.slow
 def test_attention_report_lists_features_that_fused_kernels_lack():
     def reasons(name, target, batch=DENSE):
         found = explain_attention(CONFIGS[name], Execution(), parse_target(target), 128)

@@ -159,6 +159,7 @@ def test_keys_and_values_appended_token_by_token_give_causal_attention(seed):
 # ---- the layers of the models
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(seed=tiny.seeds)
 def test_multi_head_attention_equals_the_attention_of_a_model(seed):
@@ -196,6 +197,7 @@ def test_multi_head_attention_to_a_source_equals_the_cross_attention_of_a_model(
         tiny.close(found, seen["cross_attention.output"][layer])
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(
     seed=tiny.seeds,
@@ -235,6 +237,7 @@ def test_transformer_block_equals_the_block_of_a_model(seed, norm, norm_position
         tiny.close(found, seen["block.output"][layer])
 
 
+@pytest.mark.slow
 def test_initial_block_weights_have_the_shapes_of_a_model_and_can_be_applied():
     weights = F.init_transformer_block(jax.random.key(0), 8, 2, 12, activation="swiglu")
     config = jf.DecoderConfig(
@@ -366,6 +369,7 @@ def test_causal_convolution_refuses_a_kernel_that_does_not_fit():
 # ---- decoding
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=tiny.seeds)
 def test_greedy_decode_equals_generate_at_temperature_zero(seed):

@@ -64,6 +64,7 @@ def planted_pairs(seed, count):
     return InterchangePairs(*texts, answers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_alignment_recovers_the_subspace_of_a_planted_variable(seed):
     model, variables, plane = planted(seed)

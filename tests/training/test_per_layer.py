@@ -87,6 +87,7 @@ def test_per_layer_optimizer_updates_stacked_layers_like_separate_arrays(name):
         params, separate = optax.apply_updates(params, updates), optax.apply_updates(separate, own)
 
 
+@pytest.mark.slow
 def test_per_layer_optimizer_passes_extra_arguments_to_each_layer():
     optimizer = per_layer(optax.contrib.reduce_on_plateau(patience=0, cooldown=0, factor=0.5))
     params = drawn(0)

@@ -229,6 +229,7 @@ def sizes_of(mask, length, places=None, *, gradients=True):
 SHARES = {"causal": (Causal(), 0.54), "window": (RULES["window"][0], 0.04)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", mostly_slow(RULES, "prefix+window"))
 def test_largest_array_of_attention_grows_linearly_with_length(rule, real_tiles):
     """No array has [length, length] elements or a fixed share of them.

@@ -3,9 +3,9 @@
 `jax.custom_vjp` does not support forward mode: `jax.jvp`, `jax.jacfwd` and `jax.hessian` raise an
 error. With `own_gradient`, reverse mode computes a custom gradient, which saves time or memory, and
 forward mode computes JAX's derivative of the function. To support both modes, this module defines a
-JAX primitive that maps the tangents of the arguments to the tangents of the output. Forward mode
-evaluates the primitive, and the evaluation computes JAX's derivative. Reverse mode transposes the
-primitive, and the transposition computes the custom gradient.
+JAX primitive that maps the tangents of the arguments to the tangents of the output. In forward
+mode, JAX evaluates the primitive, which computes JAX's derivative. In reverse mode, JAX transposes
+the primitive, which computes the custom gradient.
 
 Reference:
     JAX documentation, "How JAX primitives work"; Radul et al. 2022 (reverse mode is forward mode,

@@ -147,8 +147,8 @@ def opened(folder: Path, dtype: str | None = None) -> Stored:
         dtype: dtype of the parameters. Defaults to float32.
 
     Raises:
-        ValueError: The folder contains no supported model, or a run that trained an adapter
-            whose base model is unknown or is the run itself.
+        ValueError: The folder does not contain a supported model. Or the folder contains a run that
+            trained an adapter, and the adapter's base model is unknown or is this run.
     """
     config, adapter = folder / "config.json", folder / ADAPTER
     if adapter.is_file() and not config.is_file():

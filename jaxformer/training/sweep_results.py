@@ -119,7 +119,9 @@ def table(found: Sequence[Average]) -> list[str]:
 
 
 def draw_sweep(found: Sequence[Average], path: Path) -> None:
-    """Draws the losses by step, and the last held-out loss by the first numeric flag that varies.
+    """Draws two plots: losses against steps, and last losses against the first numeric flag.
+
+    The second plot shows held-out losses. Its flag is the first one with several numeric values.
 
     A line is the mean over the seeds, and the band around it is the standard error. Diverged runs
     are not drawn, but the legend shows their number. The y axes end just above the first losses.

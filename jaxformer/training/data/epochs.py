@@ -28,7 +28,7 @@ class EpochBatches(Iterator[AnyBatch], ABC, Generic[AnyBatch, Planned]):
 
     @abstractmethod
     def _plan_epoch(self, epoch: int) -> Sequence[Planned]:
-        """Returns the plan of each batch of an epoch.
+        """Returns, for each batch of an epoch, what is needed to build it, such as example indices.
 
         The plans must depend only on the data, the epoch and the seed.
         """

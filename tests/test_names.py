@@ -47,6 +47,7 @@ EXEMPT = {"tests/test_names.py", "experiments/bench_before.py"}
 SOURCES = ("jaxformer/**/*.py", "tests/**/*.py", "docs/*.md", "experiments/*.*", "*.md")
 
 
+@pytest.mark.slow
 def test_former_names_of_renamed_identifiers_do_not_occur():
     earlier = re.compile("|".join(RENAMED))
     for glob in SOURCES:

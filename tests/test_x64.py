@@ -240,7 +240,7 @@ WINDOWS = {"ring": {"window": 4}, "ring and all tokens": {"window": (4, None)}}
 KEEPS = {name: ALL_MODELS[name] for name in ALL_MODELS if name != "encoder"} | WINDOWS
 
 
-@pytest.mark.parametrize("name", mostly_slow(KEEPS, "ring and all tokens", slow=("recurrent",)))
+@pytest.mark.parametrize("name", mostly_slow(KEEPS, slow=("ring and all tokens", "recurrent")))
 def test_extending_a_cache_under_x64_creates_no_64_bit_arrays(name):
     """A user's own loop can therefore carry a cache, starting with the first token."""
     model = tiny.build(**KEEPS[name])

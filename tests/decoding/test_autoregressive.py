@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 BATCH, NEW = 2, 6
 each_kind = each_model("llama", "encoder-decoder")
 # properties/test_dependency and test_invariance test the same properties of the decoder.
-each_other_kind = each_model("lstm", "encoder-decoder")
+each_other_kind = each_model("lstm")
 
 
 @each_other_kind

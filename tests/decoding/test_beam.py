@@ -161,6 +161,7 @@ def test_decoding_functions_reject_model_without_cache():
             call()
 
 
+@pytest.mark.slow
 def test_beam_search_continues_while_live_hypothesis_may_improve():
     """With early_stopping=False, the default, some texts score better than with True."""
     model, variables, _ = setup("decoder", 3)

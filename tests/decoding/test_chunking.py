@@ -94,6 +94,7 @@ def step_in_jit(model):
     )
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_bfloat16_logits_of_cached_chunks_are_close_to_float32_pass(seed):
     """The cache stores the compute dtype, so the logits differ only by rounding."""
@@ -193,6 +194,7 @@ def test_cache_can_be_closed_over_by_a_jitted_function():
     tiny.close(model.apply(variables, tokens.tolist(), segment_ids), logits)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH, length=5))
 def test_nan_in_masked_cache_slots_does_not_change_logits(seed, segment_ids):
     """NaN in empty and padding slots leaves the logits bitwise equal.

@@ -86,6 +86,7 @@ def test_edit_gives_equal_results_with_and_without_cache(name, seed, chunks, dat
     tiny.close(out.log_probs, chosen, 3e-5)
 
 
+@pytest.mark.slow
 @each_model("decoder")
 @few
 @given(seed=tiny.seeds)
@@ -102,6 +103,7 @@ def test_edit_that_returns_the_value_leaves_logits_bitwise_equal(name, seed):
         np.testing.assert_array_equal(found, plain)
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(
     seed=tiny.seeds,

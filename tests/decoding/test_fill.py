@@ -61,6 +61,7 @@ def test_filling_several_batches_equals_filling_one_batch(variables, monkeypatch
                 np.testing.assert_allclose(one.probabilities, other.probabilities, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_fill_error_for_nan_logits_names_the_batch_element():
     model = jf.build(replace(CONFIG, tie_embeddings=False))
     variables = init(model, jax.random.key(0))

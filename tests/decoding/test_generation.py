@@ -185,6 +185,7 @@ def test_generated_texts_end_at_their_first_stop_string(batch_size, seed, data):
         np.testing.assert_array_equal(out.tokens[index, :length], free.tokens[index, :length])
 
 
+@pytest.mark.slow
 def test_stop_tokens_may_be_any_iterable():
     """Stop tokens may be a list, an array, a set, an iterator or a range."""
     model, variables, prompts = setup(3)

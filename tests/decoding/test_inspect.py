@@ -19,7 +19,7 @@ from jaxformer.functional.hooks import Patch
 from tests.properties import tiny
 from tests.properties.chunks import cuts
 from tests.properties.models import MODELS, each_model
-from tests.slow import mostly_rare, mostly_slow
+from tests.slow import mostly_rare
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 BATCH, LENGTH, NEW = 2, tiny.LENGTH, 4
@@ -226,7 +226,8 @@ def test_patch_at_positions_gives_equal_logits_with_and_without_cache(name, seed
     tiny.close(out.log_probs, wanted)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["decoder", "lstm"], "lstm"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["decoder", "lstm"])
 @few
 @given(seed=tiny.seeds, step=st.integers(1, NEW - 1))
 def test_patch_at_a_generation_step_equals_patch_at_its_position(name, seed, step):

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 GREEDY = jf.Sampler(temperature=0.0)
 
 
+@pytest.mark.slow
 @each_model("decoder")
 @given(seed=tiny.seeds, which=st.integers(0, 99), ready=st.booleans())
 def test_nan_weights_raise_error_that_names_the_weights(name, seed, which, ready):

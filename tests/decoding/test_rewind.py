@@ -40,6 +40,7 @@ def test_logits_after_rewinding_the_cache_equal_one_pass(options, seed, forgotte
     assert kept.length == 5 - min(forgotten) + 5  # slots that no batch element needs are free
 
 
+@pytest.mark.slow
 def test_cache_rewind_stops_at_the_start_of_a_document():
     model = tiny.build()
     variables = tiny.weights(model, 0)
@@ -111,6 +112,7 @@ def test_recurrent_states_can_be_rewound_within_the_last_call(name, seed, segmen
     tiny.close(logits, whole[:, -3:])
 
 
+@pytest.mark.slow
 def test_recurrent_states_can_be_rewound_only_if_earlier_states_were_kept():
     model = with_states("lstm")
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, BATCH, 3)

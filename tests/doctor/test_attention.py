@@ -20,7 +20,9 @@ from jaxformer.functional.placement import OneDevice
 from jaxformer.models.check import source_shape
 from jaxformer.models.config import Execution
 from jaxformer.models.parameters import shape_tree
-from tests.slow import mostly_slow
+from tests.slow import mostly_rare
+
+pytestmark = pytest.mark.slow
 
 SIZES = {"vocab_size": 29, "max_length": 128, "embed_dim": 32, "num_heads": 2, "dtype": "bfloat16"}
 CONFIGS = {
@@ -78,7 +80,7 @@ def traced_calls(config, target, segment_ids):
 
 
 @pytest.mark.parametrize("text", PRIMITIVES)
-@pytest.mark.parametrize("name", mostly_slow(CONFIGS, "windows", slow=("pairs",)))
+@pytest.mark.parametrize("name", mostly_rare(CONFIGS, "windows", "pairs"))
 def test_number_of_layers_reported_as_fused_equals_fused_kernel_calls(name, text):
     target, config = parse_target(text), CONFIGS[name]
     found = explain_attention(config, Execution(), target, 128)
@@ -96,7 +98,6 @@ def test_number_of_layers_reported_as_fused_equals_fused_kernel_calls(name, text
             assert sorted(numbers) == list(range(1, number + 1))
 
 
-@pytest.mark.slow
 def test_attention_report_lists_features_that_fused_kernels_lack():
     def reasons(name, target, batch=DENSE):
         found = explain_attention(CONFIGS[name], Execution(), parse_target(target), 128)

@@ -18,7 +18,7 @@ from jaxformer.functional.layers import experts
 from jaxformer.models.config import Execution
 from jaxformer.models.sharding.parameters import make_abstract_mesh
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 
 BATCH_SIZE, LENGTH, DIM, HIDDEN, EXPERTS, CHOSEN = 8, 64, 32, 24, 8, 2
 # The numbers of experts, layers, heads and sequences are equal.
@@ -70,7 +70,6 @@ def examined(
     return examine.examine_step(examine.ProgramCase(model, machine, sizes, batch_size, LENGTH))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layers", ["scan", "unrolled"])
 def test_mixture_of_experts_computes_only_the_chosen_experts(layers):
     config = CONFIG if layers == "scan" else replace(CONFIG, num_layers=2)
@@ -80,7 +79,7 @@ def test_mixture_of_experts_computes_only_the_chosen_experts(layers):
     assert line in step_rows(found)
 
 
-@pytest.mark.parametrize("dense", [all_experts, pytest.param(ragged, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dense", [all_experts, ragged])
 def test_doctor_reports_program_that_computes_all_experts(dense, monkeypatch):
     """On CPUs, `jax.lax.ragged_dot` multiplies every expert's kernel by all tokens."""
     monkeypatch.setattr(experts, "mixture_of_experts", dense)
@@ -121,7 +120,6 @@ class Switch(SubLayer):
         return Output(mix(weights["experts"], x, routes, FeedForward(HIDDEN, "swiglu")))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("is_dense", [False, True])
 def test_doctor_detects_custom_sublayer_that_computes_all_experts(is_dense):
     config = replace(CONFIG, num_layers=1, num_experts=0, expert_dim=None)
@@ -193,7 +191,6 @@ def test_expert_array_sizes_are_counted_per_device():
     assert found.experts == {8, 4} and found.kernels == {(24, 32), (16, 24)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "target, module", [("gpu:h100:8", "jax_plugins"), ("tpu:v5e:2x4", "libtpu")]
 )

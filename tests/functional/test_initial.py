@@ -90,6 +90,7 @@ def test_initial_signal_and_gradient_keep_their_size_over_depth(changes):
     assert abs(above) < 6
 
 
+@pytest.mark.slow
 def test_a_stack_with_residual_and_norm_is_initialized_like_gpt_2():
     """N(0, 0.02²), and 0.02/√(2 · num_layers) for projections into the residual stream."""
     blocks = build_stack(replace(BASE, num_layers=8).resolved).init(jax.random.key(0))

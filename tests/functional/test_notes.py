@@ -74,31 +74,32 @@ def random_attention(seed, batch, queries, keys, dim):
     return query, key, value, rng.random((*batch, queries, keys)) < 0.6
 
 
-@settings(max_examples=8)
+@partial(jax.jit, static_argnums=4)
+def attention_of_every_implementation(query, key, value, mask, scale):
+    arrays = query, key, value, mask
+    return [
+        F.explicit_attention(*arrays, scale),
+        F.scaled_dot_product_attention(*arrays, scale=scale),
+        F.dot_product_attention(*arrays, scores=Scores(scale), implementation="explicit"),
+        F.dot_product_attention(*arrays, scores=Scores(scale), implementation="blockwise"),
+    ]
+
+
 @given(
     seed=tiny.seeds,
-    batch=st.sampled_from([(2,), (2, 3)]),
-    keys=st.sampled_from([1, 7]),
-    scale=st.sampled_from([None, 0.3]),
+    form=st.sampled_from([((2, 3), 7, None), ((2, 3), 1, 0.3), ((1, 2), 7, 0.3)]),
 )
-def test_attention_formula_equals_python_loops_and_every_attention_implementation(
-    seed, batch, keys, scale
-):
+def test_attention_formula_equals_python_loops_and_every_attention_implementation(seed, form):
     """Rows without visible keys, which give zeros, are among the random masks."""
+    batch, keys, scale = form
     arrays = random_attention(seed, batch, 5, keys, 4)
-    found = F.explicit_attention(*arrays[:3], jnp.asarray(arrays[3]), scale)
     flat = (np.reshape(x, (-1, *x.shape[-2:])) for x in arrays)
     expected = [
         oracle.attention(query[None], key[None], value[None], mask, scale)
         for query, key, value, mask in zip(*flat, strict=True)
     ]
-    tiny.close(found, np.reshape(expected, found.shape))
-    # `dot_product_attention` takes the last of several batch axes for the heads.
-    arrays = [x[None] for x in arrays] if len(batch) == 1 else arrays
-    tiny.close(F.scaled_dot_product_attention(*arrays, scale=scale).reshape(found.shape), found)
-    for name in ("explicit", "blockwise"):
-        y = F.dot_product_attention(*arrays, scores=Scores(scale), implementation=name)
-        tiny.close(y.reshape(found.shape), found)
+    for found in attention_of_every_implementation(*arrays, scale):
+        tiny.close(found, np.reshape(expected, found.shape))
 
 
 @given(seed=tiny.seeds, dtype=st.sampled_from([bool, int, np.int8, float, np.float16]))
@@ -125,6 +126,10 @@ def test_float_mask_inside_jit_is_rejected():
     check_error(ValueError, "1 and 0", jax.jit(F.dot_product_attention), x, x, x, x[:, :2])
 
 
+cross_attention = jax.jit(F.cross_attention, static_argnames="scale")
+self_attention = jax.jit(F.self_attention, static_argnames=("mask", "scale"))
+
+
 @given(seed=tiny.seeds, scale=st.sampled_from([None, 1.0]))
 def test_self_and_cross_attention_equal_the_matrix_formulas(seed, scale):
     """Lecture 10 §3: softmax(X Q (X K)ᵀ) X V, with matrices, with and without biases."""
@@ -133,14 +138,14 @@ def test_self_and_cross_attention_equal_the_matrix_formulas(seed, scale):
     mask = rng.random((5, 3)) < 0.7
     q, k, v = rng.normal(size=(4, 8)), rng.normal(size=(6, 8)), rng.normal(size=(6, 2))
     weights = jax.tree.map(jnp.asarray, {"query": q, "key": {"kernel": k}, "value": v})
-    found = F.cross_attention(weights, x, source, mask, scale=scale)
+    found = cross_attention(weights, x, source, mask, scale=scale)
     for i in range(2):
         parts = (x[i] @ q, source[i] @ k, source[i] @ v)
         expected = oracle.attention(*(part[None] for part in parts), mask, scale)[0]
         tiny.close(found[i], expected, 1e-4)
     weights = {name: jnp.asarray(rng.normal(size=(4, 4))) for name in ("query", "key", "value")}
-    itself = F.self_attention(weights, x, F.Causal(), scale=scale)
-    tiny.close(itself, F.cross_attention(weights, x, x, np.tri(5), scale=scale))
+    itself = self_attention(weights, x, F.Causal(), scale=scale)
+    tiny.close(itself, cross_attention(weights, x, x, np.tri(5, dtype=bool), scale=scale))
 
 
 @settings(max_examples=5)
@@ -213,6 +218,7 @@ def test_decoder_function_equals_the_decoder_model(seed, activation, tied):
     tiny.close(decode(variables["params"], tokens[0]), expected[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=3)
 @given(
     seed=tiny.seeds,

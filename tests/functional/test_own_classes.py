@@ -75,7 +75,7 @@ def test_tests_cover_every_mask_class_of_the_library():
 
 
 @pytest.mark.parametrize(
-    "base", mostly_slow(RULES, *list(RULES)[:3], slow=RULES), ids=lambda base: base.__name__
+    "base", mostly_slow(RULES, *list(RULES)[1:3], slow=RULES), ids=lambda base: base.__name__
 )
 def test_mask_subclass_sets_visibility_in_every_attention_implementation(base):
     for rule in (subclass(base)(*RULES[base]), Prefix(20) & subclass(base)(*RULES[base])):

@@ -12,6 +12,7 @@ from jaxformer.functional.positions import DocumentCursor, document_positions, r
 from jaxformer.models.config import RotaryScaling
 from jaxformer.verify import rules
 from tests.properties import oracle, tiny
+from tests.slow import mostly_slow
 
 
 def test_sinusoidal_positions_equal_hand_computed_values():
@@ -66,7 +67,7 @@ def test_rotary_in_bfloat16_distinguishes_neighbouring_positions(position):
 
 
 @given(seed=tiny.seeds, positions=st.lists(st.integers(0, 50), min_size=5, max_size=5))
-@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
+@pytest.mark.parametrize("fraction", mostly_slow([0.25, 0.5, 1.0], 0.5, slow=[0.25]))
 def test_partial_and_interleaved_rotary_are_rotations(fraction, seed, positions):
     """`fraction` rotates only the first features and leaves the rest bitwise equal.
 

@@ -98,6 +98,7 @@ def test_no_held_out_pair_is_used_for_training(seed, count, held_out):
     assert sorted([*tested, *trained]) == list(range(count))
 
 
+@pytest.mark.slow
 def test_alignment_measures_accuracy_on_held_out_pairs():
     """The held-out pairs have wrong answers, so the accuracy must be 0."""
     model, variables, _ = planted(0)

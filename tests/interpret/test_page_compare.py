@@ -58,6 +58,7 @@ def entropy(shares):
     return -np.sum(shares * np.log2(np.where(shares > 0, shares, 1)), axis=-1)
 
 
+@pytest.mark.slow
 def test_losses_predictions_and_divergence_of_compared_models_equal_numpy(page, models):
     data = data_of(page)
     tokens, compared = data["tokens"], data["compare"]

@@ -47,6 +47,7 @@ def test_dependencies_match_the_masks_of_different_layer_types():
     own_stacks.dependencies_are_the_rules(model())
 
 
+@pytest.mark.slow
 def test_scanned_and_unrolled_layers_give_equal_logits():
     variables, tokens = tiny.weights(model(), 0), tiny.tokens(0, 2, LENGTH)
     scanned = replace(model(), execution=jf.Execution(layers="scan"))

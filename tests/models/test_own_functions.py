@@ -60,7 +60,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(MASKS, "causal"))
+@pytest.mark.parametrize("name", mostly_slow(MASKS, slow=["causal"]))
 @settings(max_examples=3)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
 def test_model_with_mask_given_as_array_or_function_equals_model_with_mask_object(
@@ -100,7 +100,7 @@ def test_model_with_a_mask_array_passes_verification(name):
     assert check_property(certified_model(model, tiny.weights(model, 0), length=12), name).holds
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, jf.DecoderConfig))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, slow=[jf.DecoderConfig]))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, name=st.sampled_from(["relu", "tanh", "silu"]))
 def test_activation_given_as_function_equals_activation_given_by_name(kind, seed, name):
@@ -142,6 +142,7 @@ def test_positions_of_cached_chunks_equal_those_of_one_pass(seed, segment_ids, c
     tiny.close(found, logits(model, seed, segment_ids), where=segment_ids != 0)
 
 
+@pytest.mark.slow
 def test_positions_given_as_array_limit_the_text_length_but_positions_given_as_function_do_not():
     """A model with a window decodes past max_length, if its positions are a function."""
     plain = tiny.build(positions="none", window=3, max_length=16)

@@ -52,6 +52,7 @@ def reference(weights, x, segment_ids, decay=0.9):
     return hidden
 
 
+@pytest.mark.slow
 def test_attention_without_a_packing_mask_stays_within_documents():
     """Steps see neither the empty slots of a cache nor another document, as whole sequences do."""
     for mask in (Causal(), Causal() & Window(3)):

@@ -69,9 +69,7 @@ DERIVATIVES = {
 }
 
 
-@pytest.mark.parametrize(
-    "derivative", mostly_slow(DERIVATIVES, "forward over reverse", slow=DERIVATIVES)
-)
+@pytest.mark.parametrize("derivative", mostly_slow(DERIVATIVES, slow=DERIVATIVES))
 @each_model("decoder")
 def test_automatic_choice_of_attention_implementation_preserves_derivatives(name, derivative):
     variables, both = losses(name)

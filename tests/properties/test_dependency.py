@@ -120,6 +120,7 @@ def test_skipping_masked_key_blocks_does_not_change_dependencies(mask, seed):
     exactly(found, rules.model_rule(model.config, segment_ids))
 
 
+@pytest.mark.slow
 @tiny.many
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
 def test_dependencies_without_residual_connections_equal_composed_masks(seed, segment_ids):

@@ -80,6 +80,7 @@ def test_dropout_is_independent_across_layers_and_positions():
     tiny.close(added[kept], values["attention.output"][kept] / (1 - RATE))
 
 
+@pytest.mark.slow
 def test_dropout_is_equal_for_scanned_and_unrolled_layers():
     """The key determines the logits for both settings of `layers`."""
     zeros, _, logits = dropped(5)
@@ -89,6 +90,7 @@ def test_dropout_is_equal_for_scanned_and_unrolled_layers():
     tiny.close(unrolled_logits, logits)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_dropout_is_inactive_without_a_random_key(seed):
     """Without a key the values are those of a model without dropout; with a key they differ."""
@@ -247,6 +249,7 @@ def test_model_rejects_tokens_and_segment_ids_of_wrong_shape():
             tiny.apply(model)(variables, *arguments)
 
 
+@pytest.mark.slow
 def test_out_of_range_token_raises_error_or_gives_nan_logits_inside_jit():
     """ValueError with the id outside jit; inside jit NaN, in that batch element only."""
     model = tiny.build()

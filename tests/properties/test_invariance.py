@@ -92,12 +92,13 @@ CONFIGS = {
 }
 
 
-QUICK = ("gated delta", "llama")
-
-
 @pytest.mark.parametrize(
     "name",
-    mostly_slow(CONFIGS, *QUICK, slow=("mixed experts", "gpt2", "prefix", "post-norm", "bare")),
+    mostly_slow(
+        CONFIGS,
+        "llama",
+        slow=("gated delta", "mixed experts", "gpt2", "prefix", "post-norm", "bare"),
+    ),
 )
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
 def test_decoder_logits_equal_float64_reference_loops(name, seed, segment_ids):
@@ -110,7 +111,8 @@ def test_decoder_logits_equal_float64_reference_loops(name, seed, segment_ids):
         tiny.close(logits[index], formula, 2e-5, where=ids != 0)
 
 
-@pytest.mark.parametrize("name", mostly_slow(["llama", "prefix"], "prefix"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "prefix"])
 @given(seed=tiny.seeds, segment_ids=tiny.segment_sequences(length=6))
 def test_packed_document_has_the_logits_of_the_document_alone(name, seed, segment_ids):
     """A document in a packed, padded sequence has the logits of the document alone.
@@ -153,6 +155,7 @@ def test_nan_in_padding_changes_neither_loss_nor_gradients(execution, seed, segm
     assert not np.asarray(gradients[1])[np.asarray(segment_ids) == 0].any()
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
 def test_embedding_rows_as_inputs_give_the_logits_of_their_tokens(seed, segment_ids):
     """Rows of the embedding table give the logits of their ids, scaling included."""

@@ -64,6 +64,7 @@ def test_captured_attention_scores_are_scaled_products_and_minus_infinity_if_mas
     np.testing.assert_array_equal(alone["attention.scores"], scores)
 
 
+@pytest.mark.slow
 @few
 @given(seed=tiny.seeds, factor=st.floats(-2.0, 3.0), position=st.integers(1, tiny.LENGTH - 1))
 def test_edit_of_scores_changes_the_softmax_but_not_the_mask(seed, factor, position):
@@ -126,6 +127,7 @@ def leave(value, at):
     return value
 
 
+@pytest.mark.slow
 @few
 @given(seed=tiny.seeds, factor=st.floats(0.25, 4.0))
 def test_rms_norm_divides_by_an_edited_divisor(seed, factor):

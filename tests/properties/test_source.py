@@ -81,6 +81,7 @@ def test_moving_source_padding_does_not_change_the_logits(name, seed, padding):
     tiny.close(found, tiny.apply(model)(variables, tokens, **read))
 
 
+@pytest.mark.slow
 @each_sourced
 @given(seed=tiny.seeds, padding=paddings)
 def test_nan_in_source_padding_does_not_change_loss_and_gradients(name, seed, padding):

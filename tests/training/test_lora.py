@@ -46,6 +46,7 @@ def logits_of(model, params, seed=0):
     return tiny.apply(model)({"params": params}, tokens, **tiny.read(model, source))
 
 
+@pytest.mark.slow
 @by_operation
 def test_an_initial_lora_update_does_not_change_the_logits(name):
     """The initial B is 0, so the logits equal the base model's exactly, for any adapted kernels.

@@ -68,7 +68,7 @@ def assert_close(found, wanted):
 
 
 @pytest.mark.parametrize("smoothing", mostly_slow([0.0, 0.1], 0.1))
-@pytest.mark.parametrize("task", mostly_slow(TASKS, "next tokens", slow=TASKS))
+@pytest.mark.parametrize("task", mostly_slow(TASKS, slow=TASKS))
 def test_micro_batches_have_the_gradient_of_the_mean_over_all_targets(task, smoothing):
     model, batch = TASKS[task], random_batch(TASKS[task])
     inputs, targets, weights, _, source, _ = whole(batch)

@@ -110,6 +110,7 @@ def test_batches_contain_every_pair_with_its_reference_scores_once_per_epoch():
                 np.testing.assert_allclose(found[real], reference[real], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_pair_iterator_can_be_restored_and_divided_between_processes():
     _, examples, scores = setting()
     first, second = (PreferenceBatches(examples, scores, LENGTH, 2, 1) for _ in range(2))

@@ -65,6 +65,7 @@ def test_unequal_micro_batches_give_the_gradient_of_the_full_batch(seed, lengths
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_update_with_a_batch_without_targets_only_decays_the_weights():
     """The loss and all gradients are 0, so the first moments do not change."""
     state, measured = STEP(fresh_state(), arranged(random_batch(0, [0] * 4), 1))

@@ -177,7 +177,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, "cnn"))
+@pytest.mark.parametrize("name", mostly_slow(MODELS, slow=["cnn"]))
 def test_all_dependency_analyses_agree_with_the_masks_of_each_model(name):
     """From embeddings to hidden states, on two sequences with different documents and padding."""
     model = tiny.build(**MODELS[name])

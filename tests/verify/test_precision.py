@@ -50,6 +50,7 @@ class OffCache(jf.Decoder):
         return passed._replace(hidden=off * passed.hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_model_verification_detects_an_error_of_2_per_mille_in_cached_logits(dtype):
     sound = tiny.build(dtype=dtype)

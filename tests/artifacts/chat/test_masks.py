@@ -169,6 +169,7 @@ def test_prompt_whose_tokens_depend_on_the_answer_is_refused(tmp_path):
     assert any(qwen.apply_chat_template(SAY).assistant_mask)
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=3))
 def test_answer_spans_of_a_simple_template_contain_the_answers(answers):
     messages = []

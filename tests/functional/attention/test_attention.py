@@ -102,6 +102,7 @@ def test_attention_equals_formula_for_every_mask(rule, implementation, seed, seg
     check(mask & Packed(), implementation, inputs, places, seen, 1e-5 * max(1.0, size**3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=tiny.seeds)
 def test_attention_without_explicit_positions_equals_formula(rule, seed):
@@ -204,7 +205,7 @@ def test_nan_in_padding_does_not_change_the_output_and_gradients_of_attention(
 
 
 @pytest.mark.parametrize(
-    "implementation", mostly_slow(IMPLEMENTATIONS, "blockwise", slow=IMPLEMENTATIONS)
+    "implementation", mostly_slow(IMPLEMENTATIONS, "explicit", slow=IMPLEMENTATIONS)
 )
 def test_attention_scores_and_softmax_of_bfloat16_inputs_are_float32(implementation):
     """For large scores with small differences, the only error is rounding the weights once."""

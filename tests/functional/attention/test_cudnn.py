@@ -23,9 +23,9 @@ from jaxformer.functional.attention.scores import Alibi, Scores
 from jaxformer.functional.attention.token_info import TokenInfo
 from jaxformer.functional.placement import OneDevice
 from tests.functional.attention.fused import arrays, compare_with_explicit, context_of
-from tests.slow import mostly_slow
+from tests.slow import mostly_rare
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 
 PLACEMENT = OneDevice((CuDNN(is_hopper=True),))
 compare = partial(compare_with_explicit, PLACEMENT)
@@ -96,13 +96,13 @@ def segments_of(lengths, size=LENGTH):
     return [[1] * length + [0] * (size - length) for length in lengths]
 
 
-@pytest.mark.parametrize("mask", mostly_slow(DENSE, DENSE[2], slow=DENSE), ids=str)
+@pytest.mark.parametrize("mask", DENSE, ids=str)
 def test_cudnn_attention_without_padding_equals_unfused_attention(mask, documented):
     compare(context_of(mask, 20), *arrays(0, 20))
 
 
 @pytest.mark.parametrize(
-    "mask", mostly_slow([Causal() & Packed(), Packed()], Causal() & Packed()), ids=str
+    "mask", mostly_rare([Causal() & Packed(), Packed()], Causal() & Packed()), ids=str
 )
 def test_cudnn_attention_within_packed_documents_equals_unfused_attention(mask, documented):
     compare(context_of(mask, LENGTH, segment_ids=PACKED), *arrays(1, LENGTH))
@@ -134,9 +134,9 @@ def test_cudnn_attention_on_unsorted_segment_ids_equals_unfused_attention(
 
 
 @pytest.mark.parametrize(
-    "mask", mostly_slow([Padding(), Causal() & Padding()], Causal() & Padding()), ids=str
+    "mask", mostly_rare([Padding(), Causal() & Padding()], Causal() & Padding()), ids=str
 )
-@pytest.mark.parametrize("left", [0, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("left", [0, 4])
 def test_cudnn_attention_with_padding_equals_unfused_attention(mask, left, documented):
     """A sequence of padding alone gives zeros; padding at the beginning is computed blockwise."""
     segment_ids = np.roll(segments_of([13, 20], 20), left, axis=-1)
@@ -150,7 +150,6 @@ def test_cudnn_cross_attention_to_padded_source_equals_unfused_attention(documen
     compare(context_of(All(), 3, 9), *arrays(3, 3, 9))
 
 
-@pytest.mark.slow
 def test_nan_in_masked_keys_and_values_does_not_propagate(documented):
     query, key, value = arrays(4, LENGTH)
     context = context_of(Causal() & Packed(), LENGTH, segment_ids=PACKED)
@@ -234,7 +233,7 @@ LOWERED = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow(LOWERED, "packed", slow=LOWERED))
+@pytest.mark.parametrize("name", LOWERED)
 def test_gpu_program_calls_cudnn_kernel_forward_and_backward(name):
     """In the program for GPUs, which XLA lowers without one."""
     mask, segment_ids = LOWERED[name]

@@ -94,6 +94,7 @@ def test_mask_tile_equals_part_of_matrix_and_key_range_covers_visible_keys(
     assert not whole[rows, :low].any() and not whole[rows, high:].any()
 
 
+@pytest.mark.slow
 @given(
     rule=RULES,
     segment_ids=tiny.segment_sequences(length=LENGTH),

@@ -40,9 +40,9 @@ from tests.functional.attention.fused import (
     context_of,
 )
 from tests.properties import tiny
-from tests.slow import mostly_slow
+from tests.slow import mostly_rare
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 
 INTERPRETED = Splash(interpret=True)
 PLACEMENT = OneDevice((INTERPRETED,))
@@ -60,7 +60,7 @@ DENSE = [All(), Causal(), Causal() & Window(5), Near(3), Prefix(4), Window(6)]
 
 @pytest.mark.parametrize(
     "mask, length",
-    mostly_slow(list(product(DENSE, (12, 128, 140, 300))), (DENSE[2], 140)),
+    mostly_rare(list(product(DENSE, (12, 128, 140, 300))), (DENSE[2], 140)),
     ids=str,
 )
 def test_splash_attention_without_padding_equals_unfused_attention(mask, length):
@@ -75,24 +75,20 @@ DOCUMENTS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "segment_ids", [PACKED, pytest.param(GAPS, marks=pytest.mark.slow)], ids=["packed", "gaps"]
-)
-@pytest.mark.parametrize("mask", mostly_slow(DOCUMENTS, DOCUMENTS[-1]), ids=str)
+@pytest.mark.parametrize("segment_ids", [PACKED, GAPS], ids=["packed", "gaps"])
+@pytest.mark.parametrize("mask", mostly_rare(DOCUMENTS, DOCUMENTS[-1]), ids=str)
 def test_splash_attention_within_packed_documents_equals_unfused_attention(mask, segment_ids):
     compare(context_of(mask, 140, segment_ids=segment_ids), *arrays(1, 140))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mask", [Padding(), Causal() & Padding()], ids=str)
 def test_splash_attention_with_padding_equals_unfused_attention(mask):
     segment_ids = [[0] * 7 + [1] * 133, [1] * 100 + [0] * 40]
     compare(context_of(mask, 140, segment_ids=segment_ids), *arrays(2, 140))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "length, keys", mostly_slow([(12, 5), (5, 140), (128, 129), (3, 128)], (3, 128))
+    "length, keys", mostly_rare([(12, 5), (5, 140), (128, 129), (3, 128)], (3, 128))
 )
 def test_splash_cross_attention_equals_unfused_attention(length, keys):
     segment_ids = np.ones((2, keys), int)
@@ -106,20 +102,18 @@ def test_splash_cross_attention_equals_unfused_attention(length, keys):
     assert not np.asarray(output[1]).any()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 1), (6, 3)])
 def test_splash_grouped_query_attention_equals_unfused_attention(heads, kv_heads):
     compare(context_of(Causal(), 20), *arrays(4, 20, heads=heads, kv_heads=kv_heads))
 
 
 @pytest.mark.parametrize(
-    "scale, cap", mostly_slow([(0.3, 2.0), (None, 5.0), (1.0, None)], (0.3, 2.0))
+    "scale, cap", mostly_rare([(0.3, 2.0), (None, 5.0), (1.0, None)], (0.3, 2.0))
 )
 def test_splash_attention_with_scale_and_softcap_equals_unfused_attention(scale, cap):
     compare(context_of(Causal(), 20, scores=Scores(scale, cap)), *arrays(5, 20))
 
 
-@pytest.mark.slow
 def test_products_of_bfloat16_accumulate_in_float32():
     inputs = arrays(6, 140, dtype=jnp.bfloat16)
     compare(context_of(Causal(), 140), *inputs, tolerance=2e-2)
@@ -135,7 +129,7 @@ class EveryThird(Mask):
 
 
 @pytest.mark.parametrize(
-    "length, keys", mostly_slow([(140, 140), (128, 128), (20, 140)], (128, 128))
+    "length, keys", mostly_rare([(140, 140), (128, 128), (20, 140)], (128, 128))
 )
 def test_splash_attention_with_user_defined_mask_equals_unfused_attention(length, keys):
     context = context_of(EveryThird(), length, keys)
@@ -148,7 +142,6 @@ def test_splash_attention_with_user_defined_mask_equals_unfused_attention(length
 segment_ids = st.lists(st.integers(0, 2), min_size=2 * LENGTH, max_size=2 * LENGTH)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask", [Causal() & Packed(), Causal() & Window(3) & Packed(), Causal() & Padding()], ids=str
 )
@@ -220,7 +213,6 @@ def check_padding(mask, length, keys):
         assert not plan.mask()[slice(0, length), slice(column, column + 1)].any()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mask", [*DENSE, SameParity()], ids=str)
 def test_splash_mask_without_segment_ids_hides_padding_for_any_sequence_length(mask):
     """Multiples of 128 also have padding, if they are not multiples of 256 or 512."""
@@ -233,10 +225,9 @@ def test_source_mask_without_segment_ids_hides_padding_for_any_source_length():
         check_padding(All(), 128, keys)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask, length, keys",
-    mostly_slow(
+    mostly_rare(
         [
             *((mask, n, n) for mask in (*DENSE, SameParity()) for n in (1152, 1408, 1664)),
             *((All(), n, m) for n, m in ((128, 1152), (1152, 128), (1152, 1280))),
@@ -281,7 +272,6 @@ print("equal")
 """
 
 
-@pytest.mark.slow
 def test_each_device_computes_attention_of_its_sequences_and_heads():
     """With tensor=4, which does not divide two key heads, the batch is sharded instead of heads."""
     run_on_eight_devices(ON_A_MESH)
@@ -299,7 +289,6 @@ def run_on_eight_devices(program):
     assert done.stdout == "equal\n", done.stderr
 
 
-@pytest.mark.slow
 def test_model_with_splash_kernel_equals_model_without_it(monkeypatch):
     """Logits and gradients of packed sequences, with windows in one layer and a soft cap."""
     for module in (platforms, activations):
@@ -315,7 +304,6 @@ def test_model_with_splash_kernel_equals_model_without_it(monkeypatch):
     tiny.close(*logits, 1e-4, where=segment_ids != 0)
 
 
-@pytest.mark.slow
 def test_splash_kernel_supports_forward_mode_differentiation():
     context = replace(context_of(Causal(), 20), implementation="fused", placement=PLACEMENT)
     query, key, value = arrays(0, 20)

@@ -45,9 +45,9 @@ from tests.functional.attention.fused import (
     compiled_comparison,
     context_of,
 )
-from tests.slow import mostly_slow
+from tests.slow import mostly_rare
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 INSTALLED = find_spec("tokamax") is not None
 
 
@@ -99,21 +99,21 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize(
-    "mask, keys", mostly_slow(product(DENSE, (12, 5, 20)), (DENSE[2], 12), (DENSE[2], 5)), ids=str
+    "mask, keys", mostly_rare(product(DENSE, (12, 5, 20)), (DENSE[2], 12), (DENSE[2], 5)), ids=str
 )
 def test_tokamax_attention_without_padding_equals_unfused_attention(mask, keys, compare):
     compare(context_of(mask, LENGTH, keys), *arrays(0, LENGTH, keys))
 
 
 @pytest.mark.parametrize("segment_ids", [PACKED, NOT_IN_RUNS], ids=["packed", "not in runs"])
-@pytest.mark.parametrize("mask", mostly_slow(DOCUMENTS, DOCUMENTS[-1]), ids=str)
+@pytest.mark.parametrize("mask", mostly_rare(DOCUMENTS, DOCUMENTS[-1]), ids=str)
 def test_tokamax_attention_within_packed_documents_equals_unfused_attention(
     mask, segment_ids, compare
 ):
     compare(context_of(mask, LENGTH, segment_ids=segment_ids), *arrays(1, LENGTH))
 
 
-@pytest.mark.parametrize("mask", mostly_slow([Padding(), Causal() & Padding()], Padding()), ids=str)
+@pytest.mark.parametrize("mask", mostly_rare([Padding(), Causal() & Padding()], Padding()), ids=str)
 def test_tokamax_attention_with_padding_equals_unfused_attention(mask, compare):
     segment_ids = [[0] * 3 + [1] * 9, [1] * 8 + [0] * 4]
     compare(context_of(mask, LENGTH, segment_ids=segment_ids), *arrays(2, LENGTH))
@@ -127,7 +127,7 @@ def test_tokamax_cross_attention_equals_unfused_attention(compare):
     assert not np.asarray(attend(*arrays(3, LENGTH, 5), chosen)[1]).any()
 
 
-@pytest.mark.parametrize("scale, cap", mostly_slow([(0.3, 2.0), (None, 5.0)], (0.3, 2.0)))
+@pytest.mark.parametrize("scale, cap", mostly_rare([(0.3, 2.0), (None, 5.0)], (0.3, 2.0)))
 def test_tokamax_attention_with_scale_and_softcap_equals_unfused_attention(scale, cap, compare):
     compare(context_of(Causal(), LENGTH, scores=Scores(scale, cap)), *arrays(5, LENGTH))
 
@@ -176,7 +176,6 @@ def _is_in_runs(ids):
     return not gap and runs == sorted(set(runs))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("mask", [*DOCUMENTS, Causal() & Padding()], ids=str)
 @given(seed=st.integers(0, 99), ids=segment_ids)
 def test_tokamax_attention_on_random_segment_ids_equals_unfused_attention(mask, seed, ids):
@@ -303,7 +302,6 @@ def test_queries_and_keys_with_different_segment_ids_are_accepted(compare):
     compare(replace(context, queries=queries, keys=keys), *arrays(1, LENGTH))
 
 
-@pytest.mark.slow
 def test_each_device_computes_attention_of_its_sequences_and_heads():
     """The test of the splash kernel, with this one; packed sequences with padding."""
     program = test_splash.ON_A_MESH.replace(

@@ -73,6 +73,7 @@ def test_feed_forward_rejects_invalid_activation(wrong):
         feed_forward(weights, x, wrong)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_feed_forward_computes_each_position_independently(seed):
     """The layer gives the same values position by position, under vmap, and mixes none."""

@@ -93,6 +93,7 @@ def test_chunked_delta_rule_equals_the_reference_for_weak_and_strong_decays(stre
         tiny.close(found, wanted, 1e-5)
 
 
+@pytest.mark.slow
 def test_gradients_of_chunked_delta_rule_equal_those_of_single_steps():
     length = 2 * CHUNK + 3
     inputs, memory = draw(2, length, np.arange(length)[None] == CHUNK)
@@ -110,6 +111,7 @@ def test_gradients_of_chunked_delta_rule_equal_those_of_single_steps():
     tiny.all_close(chunks, steps, 1e-4)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, size=st.sampled_from([1, 2, 8]))
 def test_inverse_of_a_unit_lower_triangular_matrix_equals_numpy(seed, size):
     a = np.tril(np.random.default_rng(seed).normal(size=(3, size, size)), -1)

@@ -119,7 +119,14 @@ def test_each_query_scores_its_own_key_highest_at_initialization_without_residua
     assert own.min() > others.max() and own.mean() > 1.5
 
 
-@pytest.mark.parametrize("kinds", [(Plain, Plain), (Plain, Residual), (Residual, Plain)])
+@pytest.mark.parametrize(
+    "kinds",
+    mostly_slow(
+        [((Plain, Plain),), ((Plain, Residual),), ((Residual, Plain),)],
+        ((Plain, Residual),),
+        slow=[((Plain, Plain),)],
+    ),
+)
 def test_dependencies_of_layers_match_their_masks_and_residuals(kinds):
     """Without a residual, a convolution of the token before depends on no other token."""
     config = tiny.build().config
@@ -139,6 +146,7 @@ def test_dependencies_of_layers_match_their_masks_and_residuals(kinds):
 HALF_BUILT = {"residual": False, "norm": "none", "output_activation": True}
 
 
+@pytest.mark.slow
 def test_config_without_residual_builds_layers_without_residual_connections(tmp_path):
     """The half-built decoder of lecture 10 is a stack of them; saved, they are named."""
     model = tiny.build(**HALF_BUILT)

@@ -22,6 +22,7 @@ from jaxformer.functional.linear.kernels import (
     quantize_table,
 )
 from jaxformer.functional.linear.low_rank import LowRankKernel, concatenate_kernels, init_low_rank
+from tests.slow import mostly_slow
 
 IN_DIM = 8
 seeds = st.integers(0, 2**32 - 1)
@@ -48,7 +49,12 @@ KINDS = {
     "low rank on int8": lambda array: low_rank(array, quantize),
     "packed low rank": lambda array: for_small_steps(low_rank(array), "float32", 2),
 }
-each_kind = pytest.mark.parametrize("kind", KINDS)
+each_kind = pytest.mark.parametrize(
+    "kind",
+    mostly_slow(
+        KINDS, "dense", "packed", "int8", "low rank", slow=["packed in 3", "low rank on int8"]
+    ),
+)
 compiled = jax.jit(product)  # few shapes, because each one compiles
 
 
@@ -134,6 +140,7 @@ def test_products_with_stacked_kernels_in_scan_and_vmap_equal_a_loop(kind):
     np.testing.assert_allclose(dense(stacked)[1], dense(one), rtol=1e-6)
 
 
+@pytest.mark.slow
 @each_kind
 def test_input_gradient_with_kernel_of_any_class_equals_dense_gradient(kind):
     kernel, x = KINDS[kind](normal(0, IN_DIM, 5)), normal(1, 3, IN_DIM)
@@ -208,6 +215,7 @@ def test_lookup_in_quantized_table_equals_row_of_dequantized_table(seed, index):
     assert np.isnan(found.take(jnp.array([7]))).all()
 
 
+@pytest.mark.slow
 def test_quantization_changes_kernels_but_not_biases_and_position_embeddings():
     params = {
         "embedding": {"tokens": normal(0, 7, IN_DIM), "positions": normal(1, 5, IN_DIM)},

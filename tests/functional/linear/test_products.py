@@ -100,7 +100,7 @@ JACREV = (False, False, True)
 
 @pytest.mark.parametrize(
     ("formula", "batched"),
-    mostly_slow(VMAPPED, (GROUPED, JACREV), ("bi,io->bo", (True, False, False))),
+    mostly_slow(VMAPPED, ("bi,io->bo", (True, False, False)), slow=[(GROUPED, JACREV)]),
 )
 @given(seed=SEEDS)
 def test_custom_vmap_rule_of_products_equals_einsum(formula, batched, seed):
@@ -138,8 +138,8 @@ def test_vmapped_product_merges_batch_axis_into_matrix_rows(formula):
     "formula, x_shape, y_shape",
     [
         ("...i,io->...o", (3, 4, 2, 5), (5, 6)),
-        ("...i, io -> ...o", (3, 4, 2, 5), (5, 6)),
-        ("...qd,...sd->...qs", (3, 4, 3, 5), (3, 4, 2, 2, 5)),
+        pytest.param("...i, io -> ...o", (3, 4, 2, 5), (5, 6), marks=pytest.mark.slow),
+        pytest.param("...qd,...sd->...qs", (3, 4, 3, 5), (3, 4, 2, 2, 5), marks=pytest.mark.slow),
         ("bi,bi->", (3, 4, 2, 5), (3, 4, 2, 5)),
     ],
 )
@@ -326,7 +326,8 @@ def test_every_product_of_forward_and_backward_pass_sums_in_float32(monkeypatch,
     assert {each[0] for each in dots if re.fullmatch(r"tensor<\d+x\d+xbf16>", each[1])} == {"1"}
 
 
-@pytest.mark.parametrize("layers", mostly_slow(["scan", "unrolled"], "scan"))
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", ["scan", "unrolled"])
 def test_rematerialization_stores_matrix_products_in_the_dtype_of_activations(layers):
     """It stores results of products, not float32 sums, and computes none of them twice."""
     tokens = jnp.zeros((3, tiny.LENGTH), jnp.int32)

@@ -50,6 +50,7 @@ WEIGHTS = st.lists(st.sampled_from([0.0, 1.0, 2.5]), min_size=10, max_size=10)
 SMOOTHING = st.sampled_from([0.0, 0.1])
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, weights=WEIGHTS, smoothing=SMOOTHING, size=st.sampled_from([1.0, 1e3]))
 def test_cross_entropy_is_the_weighted_mean_over_tokens(seed, weights, smoothing, size):
     """Σ w loss / Σ w over tokens, not over batch elements.
@@ -89,6 +90,7 @@ def test_an_ignored_target_leaves_finite_gradients():
     assert np.isfinite(gradient).all() and not gradient[1].any() and gradient[0].any()
 
 
+@pytest.mark.slow
 def test_bfloat16_logits_are_scored_in_float32():
     """The loss of bfloat16 logits equals that of the same numbers in float32."""
     logits = (10 + tiny.embeddings(0, 64, 50)).astype(jnp.bfloat16)

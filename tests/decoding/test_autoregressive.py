@@ -95,6 +95,7 @@ def test_logits_of_cached_chunks_equal_single_pass(name, seed, segment_ids, chun
     tiny.close(plain, tiny.apply(model)(variables, tokens, **read), tolerance)
 
 
+@pytest.mark.slow
 @each_kind
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
 def test_packed_document_has_the_logits_of_a_separate_document(name, seed, segment_ids):

@@ -165,6 +165,7 @@ def test_extend_rejects_chunk_larger_than_free_cache_slots():
         jf.extend(model, variables, tokens[:1], cache)
 
 
+@pytest.mark.slow
 def test_extend_rejects_document_longer_than_max_length():
     """With max_length 16, the 17th token is accepted only if it starts a new document."""
     model = tiny.build()
@@ -214,6 +215,7 @@ def test_nan_in_masked_cache_slots_does_not_change_logits(seed, segment_ids):
     assert np.isfinite(clean_logits).all()
 
 
+@pytest.mark.slow
 def test_gradients_through_cache_with_nan_are_finite():
     """NaN in masked slots (0 × NaN) does not affect the gradients of weights and embeddings."""
     model = tiny.build(**WINDOW)

@@ -166,6 +166,7 @@ def test_gradient_of_an_edit_equals_finite_differences(seed):
     np.testing.assert_allclose(slope, (ahead - behind) / (2 * step), rtol=0.02, atol=2e-3)
 
 
+@pytest.mark.slow
 def test_arrays_of_an_edit_are_not_copied_for_each_layer_of_a_scan():
     model = tiny.build(num_layers=4, layers="scan")
     variables, tokens = tiny.weights(model, 0), tiny.tokens(0, 1, 6)

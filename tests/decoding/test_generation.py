@@ -196,6 +196,7 @@ def test_stop_tokens_may_be_any_iterable():
         assert out.lengths[0] == free.tokens[0].tolist().index(stop) + 1
 
 
+@pytest.mark.slow
 def test_sampling_at_the_smallest_temperature_equals_greedy_decoding():
     """Division by the smallest temperature overflows; the largest logit must still be sampled."""
     model, variables, prompts = setup(4)

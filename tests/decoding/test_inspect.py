@@ -109,6 +109,7 @@ def in_chunks(model, variables, tokens, chunks, source, **hooks):
     return np.concatenate([part.logits for part in parts], axis=1), captured
 
 
+@pytest.mark.slow
 @each_model("decoder")
 @few
 @given(seed=tiny.seeds, chunks=cuts())

@@ -323,8 +323,9 @@ def test_embedding_of_an_id_outside_the_table_is_nan():
 # ---- recurrent and convolutional layers
 
 
-@given(seed=tiny.seeds, name=st.sampled_from(sorted(CELLS)), batch=st.sampled_from([(), (2,)]))
-def test_recurrent_functions_equal_steps_of_their_cell_in_float64(seed, name, batch):
+@given(seed=tiny.seeds, form=st.sampled_from([("rnn", ()), ("lstm", (2,))]))
+def test_recurrent_functions_equal_steps_of_their_cell_in_float64(seed, form):
+    name, batch = form
     run, step = {"rnn": (F.rnn, F.rnn_cell), "lstm": (F.lstm, F.lstm_cell)}[name]
     weights = F.init_recurrent_layer(jax.random.key(seed), CELLS[name], 3, 4)
     x = np.float32(np.random.default_rng(seed).normal(size=(*batch, 6, 3)))

@@ -30,7 +30,6 @@ from jaxformer.functional.linear.kernels import dense, quantize
 from jaxformer.functional.linear.low_rank import LowRankKernel, concatenate_kernels
 from jaxformer.functional.placement import OneDevice
 from tests.functional.attention.fused import arrays, context_of
-from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation", "small_blocks")
 LENGTH = 40
@@ -74,9 +73,8 @@ def test_tests_cover_every_mask_class_of_the_library():
     assert found == {*RULES, Mask, All, DenseMask}
 
 
-@pytest.mark.parametrize(
-    "base", mostly_slow(RULES, *list(RULES)[1:3], slow=RULES), ids=lambda base: base.__name__
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("base", list(RULES), ids=lambda base: base.__name__)
 def test_mask_subclass_sets_visibility_in_every_attention_implementation(base):
     for rule in (subclass(base)(*RULES[base]), Prefix(20) & subclass(base)(*RULES[base])):
         context = context_of(rule, LENGTH)

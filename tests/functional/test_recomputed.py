@@ -54,6 +54,7 @@ def test_recomputed_function_receives_non_array_arguments_unchanged(seed):
         tiny.close(pull(cotangent)[0], 6 * jnp.sin(x) ** 2 * jnp.cos(x) * cotangent, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_bfloat16", [False, True])
 @pytest.mark.parametrize("activation, expected", [("gelu_tanh", 2), ("swiglu", 3)])
 def test_feed_forward_stores_each_hidden_array_once_for_the_gradient(

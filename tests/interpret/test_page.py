@@ -215,6 +215,7 @@ def test_explain_page_supports_or_rejects_every_decoder_config_field():
         assert words == {*known.split(), *LEFT_OUT.get(name, ())}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_matrix")
 def test_explain_rejects_unknown_page_options(monkeypatch):
     monkeypatch.setitem(page_weights._KNOWN, "norm", "rms")

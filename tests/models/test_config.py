@@ -147,6 +147,7 @@ def test_resolved_config_fills_in_missing_sizes_and_keeps_given_fields(config):
     assert complete.num_heads % complete.num_kv_heads == 0
 
 
+@pytest.mark.slow
 def test_residual_output_projections_have_gpt2_initial_scale():
     """GPT-2's initialization: N(0, 0.02²), and 0.02/√(2 · layers) for output projections.
 

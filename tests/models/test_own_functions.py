@@ -116,7 +116,7 @@ def test_convolutional_model_accepts_an_activation_given_as_function():
     tiny.close(logits(with_parts(other, activation=jax.nn.relu), 0), logits(named, 0))
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, jf.DecoderConfig))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, slow=[jf.DecoderConfig]))
 @settings(max_examples=5)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2))
 def test_positions_given_as_array_or_function_equal_positions_given_by_name(

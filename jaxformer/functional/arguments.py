@@ -39,7 +39,13 @@ _OTHER_NAMES = {
     **dict.fromkeys(("encoded", "memory", "encoder_hidden_states"), "source"),
     "labels": "targets",
 }
-_WORDS = {float: "a number", int: "a whole number", bool: "True or False", str: "a string"}
+_WORDS: dict[Any, str] = {
+    float: "a number",
+    int: "a whole number",
+    bool: "True or False",
+    str: "a string",
+    Callable: "a function",
+}
 
 
 def checks_arguments(
@@ -66,10 +72,7 @@ def _checked(check: Callable[..., None] | None, function: Callable[P, R]) -> Cal
     hints = {
         name: _alternatives(parameter.annotation)
         for name, parameter in signature.parameters.items()
-        if parameter.annotation not in (parameter.empty, Any)
-        # Arguments annotated as weights, functions, literals or tuples are checked only by `check`.
-        and not {get_origin(x) for x in _members(parameter.annotation)}
-        & {Mapping, Callable, Literal, tuple}
+        if _is_checked(parameter.annotation)
     }
     accepted = {name: _types(alternatives) for name, alternatives in hints.items()}
 
@@ -171,9 +174,26 @@ def check_maps(name: str, weights: object, sizes: dict[str, tuple[int | None, in
             )
 
 
+def _is_checked(annotation: Any) -> bool:
+    """Returns whether the annotation states enough for a check.
+
+    Weights, literals, tuples and functions are checked only by the function `check`. An argument
+    that may be a function or an array is checked.
+    """
+    members = _members(annotation)
+    kinds = {get_origin(x) for x in members}
+    is_array = any(isinstance(x, _ArrayHint) for x in members)
+    return (
+        annotation not in (inspect.Parameter.empty, Any)
+        and not kinds & {Mapping, Literal, tuple}
+        and (is_array or Callable not in kinds)
+    )
+
+
 def _alternatives(annotation: Any) -> tuple:
     """Returns the types that an annotation allows; array types also accept NumPy arrays."""
     found = _members(annotation)
+    found = (Callable if get_origin(x) is Callable else x for x in found)
     return tuple(x.dtype[Any, x.dim_str] if isinstance(x, _ArrayHint) else x for x in found)
 
 

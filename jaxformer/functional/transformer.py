@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from jaxformer.functional.arguments import check_choice, checks_arguments, whole_number
 from jaxformer.functional.attention.masks import Causal, Mask
+from jaxformer.functional.attention.own_masks import MaskFunction
 from jaxformer.functional.layers.attention import Attention
 from jaxformer.functional.layers.feedforward import (
     Activation,
@@ -111,7 +112,10 @@ def _check_block(weights: Any, norm_position: str, norm: Any, **_: object) -> No
 def transformer_block(
     weights: Weights,
     x: Float[Array, "*batch length dim"],
-    mask: Mask | Shaped[Array | np.ndarray, "*mask_batch length length"] | None = None,
+    mask: Mask
+    | MaskFunction
+    | Shaped[Array | np.ndarray, "*mask_batch length length"]
+    | None = None,
     *,
     num_heads: int,
     activation: Activation = "gelu_tanh",
@@ -163,7 +167,10 @@ def _check_decoder(weights: Any, **_: object) -> None:
 def decoder(
     weights: Weights,
     tokens: Int[Array, "*batch length"],
-    mask: Mask | Shaped[Array | np.ndarray, "*mask_batch length length"] | None = Causal(),  # noqa: B008 (frozen)
+    mask: Mask
+    | MaskFunction
+    | Shaped[Array | np.ndarray, "*mask_batch length length"]
+    | None = Causal(),  # noqa: B008 (frozen)
     *,
     num_heads: int,
     activation: Activation = "gelu_tanh",

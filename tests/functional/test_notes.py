@@ -114,6 +114,41 @@ def test_masks_of_zero_and_one_equal_boolean_masks(seed, dtype):
         tiny.close(traced, expected)
 
 
+MASKS = {
+    "window": (lambda query, key: (key <= query) & (key > query - 2), F.Causal() & F.Window(2)),
+    "one array for all queries": (lambda query, key: key < 3, np.arange(4) < np.full((5, 1), 3)),
+    "one boolean": (lambda query, key: True, None),
+    "computed in NumPy": (lambda query, key: np.asarray(key) != 1, np.arange(4) != np.ones((5, 1))),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_attention_with_a_function_as_mask_equals_attention_with_its_table(name):
+    function, mask = MASKS[name]
+    query, key, value, _ = random_attention(0, (2,), 5, 4, 3)
+    expected = F.scaled_dot_product_attention(query, key, value, mask)
+    found = F.scaled_dot_product_attention(query, key, value, function)
+    np.testing.assert_array_equal(found, expected)
+    batched = F.dot_product_attention(query[None], key[None], value[None], function)
+    tiny.close(batched[0], expected)
+
+
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (
+            lambda query, key: query - key,
+            "(2, 2) for positions of queries (2, 1)",
+        ),
+        (lambda query, key: np.ones((3, 3), bool), "mask returns bool (3, 3) for"),
+        (lambda query, key: None, "mask returns a NoneType"),
+    ],
+)
+def test_mask_function_that_returns_no_booleans_of_all_pairs_is_rejected(function, message):
+    x = jnp.ones((2, 3))
+    check_error(ValueError, message, F.dot_product_attention, x, x, x, function)
+
+
 @pytest.mark.parametrize("values", [[0.0, -np.inf], [0, 2], [0.5, 1.0], [np.nan, 1.0]])
 def test_mask_with_values_other_than_0_and_1_is_rejected(values):
     x = jnp.ones((2, 3))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Shaped
@@ -10,7 +11,7 @@ from jaxformer.functional.arguments import check_choice, checks_arguments
 from jaxformer.functional.attention.attend import attend
 from jaxformer.functional.attention.context import Context
 from jaxformer.functional.attention.masks import All, DenseMask, Mask
-from jaxformer.functional.attention.own_masks import as_booleans
+from jaxformer.functional.attention.own_masks import MaskFunction, as_booleans, as_mask
 from jaxformer.functional.attention.platforms import fused_kernels, implementation_here
 from jaxformer.functional.attention.scores import DenseBias, Scores
 from jaxformer.functional.attention.token_info import TokenInfo
@@ -25,7 +26,10 @@ def dot_product_attention(
     query: Float[Array, "*batch_and_heads queries head_dim"],
     key: Float[Array, "*batch_and_kv_heads keys head_dim"],
     value: Float[Array, "*batch_and_kv_heads keys value_dim"],
-    mask: Mask | Shaped[Array | np.ndarray, "*mask_batch_and_heads queries keys"] | None = None,
+    mask: Mask
+    | MaskFunction
+    | Shaped[Array | np.ndarray, "*mask_batch_and_heads queries keys"]
+    | None = None,
     *,
     query_info: TokenInfo | None = None,
     key_info: TokenInfo | None = None,
@@ -43,9 +47,10 @@ def dot_product_attention(
             kv_heads.
         value: shaped like `key`, except for the size of the last axis.
         mask: which keys each query attends to; all keys if None. A `Mask` is evaluated for the
-            positions and documents in `query_info` and `key_info`. An array of booleans, or of 0
-            and 1, has the shape [*batch, queries, keys]. An array with as many axes as the query
-            has the shape [*batch, heads or 1, queries, keys].
+            positions and documents in `query_info` and `key_info`. A function such as
+            `lambda query, key: key <= query` is evaluated for the positions. An array of booleans,
+            or of 0 and 1, has the shape [*batch, queries, keys]. An array with as many axes as the
+            query has the shape [*batch, heads or 1, queries, keys].
         query_info: positions and documents of the queries; defaults to positions 0, 1, 2, … in one
             document.
         key_info: positions and documents of the keys. Padding is never attended to.
@@ -89,7 +94,10 @@ def scaled_dot_product_attention(
     query: Float[Array, "*batch_and_heads queries head_dim"],
     key: Float[Array, "*batch_and_kv_heads keys head_dim"],
     value: Float[Array, "*batch_and_kv_heads keys value_dim"],
-    mask: Mask | Shaped[Array | np.ndarray, "*mask_batch_and_heads queries keys"] | None = None,
+    mask: Mask
+    | MaskFunction
+    | Shaped[Array | np.ndarray, "*mask_batch_and_heads queries keys"]
+    | None = None,
     *,
     scale: float | None = None,
 ) -> Float[Array, "*batch_and_heads queries value_dim"]:
@@ -116,11 +124,11 @@ def _with_mask(
     query: Float[Array, "*batch heads queries head_dim"],
     key: Float[Array, "*key_batch kv_heads keys key_dim"],
     value: Float[Array, "*value_batch value_heads values value_dim"],
-    mask: Mask | Shaped[Array | np.ndarray, "..."] | None,
+    mask: Mask | MaskFunction | Shaped[Array | np.ndarray, "..."] | None,
     context: Context,
     hook: HookFunction,
 ) -> Float[Array, "*batch heads queries value_dim"]:
-    if mask is not None and not isinstance(mask, Mask) and mask.ndim == query.ndim > 2:
+    if isinstance(mask, jax.Array | np.ndarray) and mask.ndim == query.ndim > 2:
         if mask.shape[-3] != 1:
             return _masked_by_head(query, key, value, mask, context, hook)
         mask = mask[..., 0, :, :]  # All heads use the same mask.
@@ -161,10 +169,11 @@ def _masked_by_head(
     return _with_mask(query, key, value, mask, context, hook_heads)[..., 0, :, :]
 
 
-def _as_rule(mask: Mask | Shaped[Array | np.ndarray, "..."] | None) -> Mask:
-    if mask is None:
-        return All()
-    return mask if isinstance(mask, Mask) else DenseMask(as_booleans(mask))
+def _as_rule(mask: Mask | MaskFunction | Shaped[Array | np.ndarray, "..."] | None) -> Mask:
+    if isinstance(mask, jax.Array | np.ndarray):
+        return DenseMask(as_booleans(mask))
+    rule = as_mask(mask)
+    return All() if rule is None else rule
 
 
 def _check(

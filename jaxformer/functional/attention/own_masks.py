@@ -2,7 +2,7 @@
 
 Functions such as `dot_product_attention` take an array of booleans, or of 0 and 1, for one call.
 The mask of a model must be hashable and must also apply to cached tokens, so a model converts an
-array to a `TableMask`.
+array to a `TableMask`. Both convert a function of positions to a `FunctionMask`.
 """
 
 from base64 import b64decode, b64encode
@@ -18,6 +18,9 @@ from jaxtyping import Array, Bool, Shaped
 
 from jaxformer.functional.attention.masks import Mask, Visible
 from jaxformer.functional.attention.token_info import TokenInfo
+
+# Returns booleans of two integer arrays that broadcast, the positions of queries and keys.
+MaskFunction = Callable[[Any, Any], Any]
 
 
 @jax.tree_util.register_static
@@ -89,11 +92,33 @@ class FunctionMask(Mask):
             returns True where the query may attend to the key.
     """
 
-    allows: Callable[[Any, Any], Any]
+    allows: MaskFunction
 
     def __call__(self, query: TokenInfo, key: TokenInfo) -> Visible:
-        """See `Mask`."""
-        return self.allows(query.position_ids()[..., :, None], key.position_ids()[..., None, :])
+        """See `Mask`.
+
+        Raises:
+            ValueError: The function returns something other than one boolean for each pair.
+        """
+        queries, keys = query.position_ids()[..., :, None], key.position_ids()[..., None, :]
+        visible = self.allows(queries, keys)
+        visible = np.bool_(visible) if isinstance(visible, bool) else visible
+        pairs = np.broadcast_shapes(queries.shape, keys.shape)
+        is_array = isinstance(visible, jax.Array | np.ndarray | np.bool_)
+        if is_array and visible.dtype == bool and _broadcasts(visible.shape, pairs):
+            return visible
+        found = f"{visible.dtype} {visible.shape}" if is_array else f"a {type(visible).__name__}"
+        raise ValueError(
+            f"mask returns {found} for positions of queries {queries.shape} and of keys "
+            f"{keys.shape}; it must return an array of booleans that broadcasts to {pairs}"
+        )
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    try:
+        return np.broadcast_shapes(shape, target) == target
+    except ValueError:
+        return False
 
 
 def as_mask(mask: Any) -> Mask | None:

@@ -20,6 +20,7 @@ from jaxformer.functional.arguments import check_maps, checks_arguments, whole_n
 from jaxformer.functional.attention.dot_product import scaled_dot_product_attention
 from jaxformer.functional.attention.heads import merge_heads, split_heads
 from jaxformer.functional.attention.masks import Mask
+from jaxformer.functional.attention.own_masks import MaskFunction
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.trees import Weights
 
@@ -53,7 +54,7 @@ def _check_heads(
 def multi_head_attention(
     weights: Weights,
     x: Float[Array, "*batch length dim"],
-    mask: Mask | Shaped[Array | np.ndarray, "*mask_batch length keys"] | None = None,
+    mask: Mask | MaskFunction | Shaped[Array | np.ndarray, "*mask_batch length keys"] | None = None,
     *,
     num_heads: int,
     source: Float[Array, "*batch keys source_dim"] | None = None,
@@ -100,7 +101,10 @@ def _check_cross(weights: Any, x: Any, source: Any, **_: object) -> None:
 def self_attention(
     weights: Weights,
     x: Float[Array, "*batch length dim"],
-    mask: Mask | Shaped[Array | np.ndarray, "*mask_batch length length"] | None = None,
+    mask: Mask
+    | MaskFunction
+    | Shaped[Array | np.ndarray, "*mask_batch length length"]
+    | None = None,
     *,
     scale: float | None = None,
 ) -> Float[Array, "*batch length v"]:
@@ -124,7 +128,7 @@ def cross_attention(
     weights: Weights,
     x: Float[Array, "*batch length dim"],
     source: Float[Array, "*batch keys source_dim"],
-    mask: Mask | Shaped[Array | np.ndarray, "*mask_batch length keys"] | None = None,
+    mask: Mask | MaskFunction | Shaped[Array | np.ndarray, "*mask_batch length keys"] | None = None,
     *,
     scale: float | None = None,
 ) -> Float[Array, "*batch length v"]:

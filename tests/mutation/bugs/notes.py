@@ -17,6 +17,18 @@ BUGS = (
         f"{NOTES}::test_masks_of_zero_and_one_equal_boolean_masks",
     ),
     Bug(
+        "a mask function may return numbers",
+        "functional.attention.own_masks:FunctionMask.__call__",
+        Replace("visible.dtype == bool", "True"),
+        f"{NOTES}::test_mask_function_that_returns_no_booleans_of_all_pairs_is_rejected",
+    ),
+    Bug(
+        "a mask function receives keys as queries",
+        "functional.attention.own_masks:FunctionMask.__call__",
+        Replace("self.allows(queries, keys)", "self.allows(keys, queries)"),
+        f"{NOTES}::test_attention_with_a_function_as_mask_equals_attention_with_its_table",
+    ),
+    Bug(
         "the explicit formula ignores its scale",
         "functional.attention.formula:explicit_attention",
         Replace("query.shape[-1] ** -0.5 if scale is None else scale", "query.shape[-1] ** -0.5"),

@@ -221,7 +221,7 @@ PROGRAMS = {
 }
 
 
-QUICK = ("masked tokens", "attribution")
+QUICK = ("attribution",)
 
 
 @pytest.mark.parametrize("name", mostly_slow(PROGRAMS, *QUICK, slow=PROGRAMS))

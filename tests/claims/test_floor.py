@@ -73,6 +73,7 @@ def test_the_loss_on_random_tokens_is_at_least_their_entropy(name):
     assert np.log(VOCAB) - 4 * error < loss < np.log(VOCAB) + 0.15
 
 
+@pytest.mark.slow
 def test_model_that_sees_its_target_has_loss_below_the_entropy():
     """The counter-example: a centred convolution, which sees the token that it predicts."""
     model = centred()

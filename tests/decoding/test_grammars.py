@@ -163,6 +163,7 @@ def test_constraint_that_excludes_every_token_allowed_by_the_grammar_is_ignored(
     assert texts == ["ab"]
 
 
+@pytest.mark.slow
 def test_generate_rejects_grammar_and_stop_strings_of_wrong_type():
     model, variables = decoder(SMALL)
     call = {"max_new_tokens": 9, "sampler": jf.Sampler(0.0), "stop_tokens": [STOP]}

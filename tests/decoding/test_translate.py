@@ -48,6 +48,7 @@ def test_translations_are_in_input_order(variables, beam_width, quick_compilatio
     assert together == [found([text])[0] for text in asked]
 
 
+@pytest.mark.slow
 def test_translate_rejects_long_texts_and_unsuitable_models(variables):
     with pytest.raises(ValueError, match=r"text 2 has .* max_source_length \(32\)"):
         translate(MODEL, variables, ["one", "one " * 40])

@@ -115,6 +115,7 @@ def test_cache_prefix_smaller_than_the_largest_ring_buffer_is_rejected():
         kept.live_prefix(SPARE + 2)
 
 
+@pytest.mark.slow
 def test_reading_ring_buffer_before_it_wraps_around_copies_no_keys():
     """A step over the first slots of a long window copies no keys, because none are overwritten."""
     model = tiny.build(window=(None, 100), max_length=400)

@@ -39,6 +39,7 @@ def build(name):
     return tiny.build(kind=jf.EncoderConfig, **MODELS[name])
 
 
+@pytest.mark.slow
 @each_model
 @tiny.many
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
@@ -145,6 +146,7 @@ def pool(model):
     return jax.jit(lambda *given: model.apply(*given, method="pooled"))
 
 
+@pytest.mark.slow
 def test_training_tokens_are_masked_with_the_frequencies_of_bert():
     """15% of the tokens are chosen: of these 80% are masked, 10% random and 10% unchanged.
 

@@ -110,7 +110,7 @@ def program(config, execution=Execution()):  # noqa: B008 (frozen)
     return str(shapes), str(jaxpr), [np.asarray(x).tobytes() for x in jaxpr.consts]
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, "recurrent", "convolutional"))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, "recurrent", slow=["convolutional"]))
 def test_config_field_changes_the_program_exactly_if_its_stated_conditions_hold(kind):
     configs = settings_of(kind)
     programs = [program(config) for config in configs]

@@ -133,6 +133,7 @@ def test_positions_given_as_array_or_function_equal_positions_given_by_name(
         tiny.close(found, expected, where=segment_ids != 0)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(2), chunks=cuts())
 def test_positions_of_cached_chunks_equal_those_of_one_pass(seed, segment_ids, chunks):

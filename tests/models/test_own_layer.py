@@ -105,6 +105,7 @@ def test_scanned_and_unrolled_layers_give_equal_logits():
     tiny.close(jf.extend(scanned, variables, tokens[:, 8:], cache)[0], wanted[:, 8:])
 
 
+@pytest.mark.slow
 def test_user_defined_sublayer_has_exactly_the_dependencies_of_its_mask():
     own_stacks.dependencies_are_the_rules(model())
 

@@ -113,7 +113,7 @@ def unread_parameters(config) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, "encoder-decoder"))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, slow=["encoder-decoder"]))
 @given(data=st.data())
 @settings(max_examples=3)
 def test_every_parameter_affects_the_output(kind, data):

@@ -102,6 +102,7 @@ def test_dropout_is_inactive_without_a_random_key(seed):
     assert (np.asarray(noisy) != np.asarray(quiet)).any(axis=(1, 2)).all()
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
 def test_capturing_does_not_change_logits(seed, segment_ids):
     """Capturing returns the requested points and does not change the logits.
@@ -171,6 +172,7 @@ def test_patch_replaces_only_the_value_at_its_layer_and_position(name, seed, lay
     assert (patched[:, position] != plain[:, position]).any()
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_patching_in_all_embeddings_of_another_text_gives_the_logits_of_that_text(seed):
     """Replacing all embeddings by those of another text gives the logits of that text."""
@@ -186,6 +188,7 @@ def test_patching_in_all_embeddings_of_another_text_gives_the_logits_of_that_tex
     tiny.close(logits, tiny.apply(model)(variables, others))
 
 
+@pytest.mark.slow
 def test_patch_for_one_layer_leaves_other_layers_unchanged():
     """Setting the heads of layer 1 to zero leaves those of layer 0 unchanged."""
     model = tiny.build()

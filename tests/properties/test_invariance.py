@@ -191,7 +191,7 @@ def test_vmap_over_batch_elements_gives_the_logits_of_the_batch(seed, segment_id
 
 @pytest.mark.parametrize(
     "name, execution",
-    mostly_slow(product(("llama", "pattern"), EXECUTIONS), ("llama", EXECUTIONS[1])),
+    mostly_slow(product(("llama", "pattern"), EXECUTIONS), slow=[("llama", EXECUTIONS[1])]),
     ids=lambda given: given if isinstance(given, str) else "-".join(given.values()),
 )
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(BATCH))
@@ -210,6 +210,7 @@ def test_execution_options_do_not_change_loss_and_gradients(name, execution, see
     tiny.all_close(actual, expected, 3e-5)
 
 
+@pytest.mark.slow
 class CompiledOrNot(chex.TestCase):
     """Compares the compiled and the uncompiled model with the oracle."""
 
@@ -218,7 +219,6 @@ class CompiledOrNot(chex.TestCase):
         self.check("llama", "scan")
 
     @chex.variants(with_jit=True, without_jit=True)
-    @pytest.mark.slow
     def test_prefix_model_equals_reference_loops_with_packing_and_padding(self):
         self.check("prefix", "unrolled")
 

@@ -79,6 +79,7 @@ def test_merging_lora_weights_does_not_change_the_logits(name):
     )
 
 
+@pytest.mark.slow
 def test_lora_gradients_are_projections_of_the_dense_gradient():
     """For L(W + s A B): dA = s dW Bᵀ and dB = s Aᵀ dW, in float64. Other gradients do not exist."""
     base, adapted = drawn(MODEL)

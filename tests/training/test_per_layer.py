@@ -68,7 +68,7 @@ def separated(tree):
     }
 
 
-@pytest.mark.parametrize("name", mostly_slow(RULES, "muon", slow=RULES))
+@pytest.mark.parametrize("name", mostly_slow(RULES, slow=RULES))
 def test_per_layer_optimizer_updates_stacked_layers_like_separate_arrays(name):
     mapped, alone = per_layer(RULES[name]()), RULES[name]()
     params = drawn(0)

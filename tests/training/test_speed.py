@@ -140,6 +140,7 @@ def test_compute_utilization_is_omitted_if_device_peak_is_unknown():
     assert utilization(1e12, mesh) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [5, 7, 12])
 def test_profile_of_training_contains_updates_6_to_10(number, tmp_path):
     """A shorter run says that it has no profile. Without the flag, a run prints nothing."""

@@ -275,6 +275,7 @@ CHOICES = (
 )
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, rows=st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=9))
 def test_embedding_lookup_depends_only_on_its_index_and_table_row(seed, rows):
     """A looked-up row depends on its id and its row of the table, not on other rows."""

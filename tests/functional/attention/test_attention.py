@@ -279,6 +279,7 @@ def test_attention_does_not_compute_fully_masked_blocks(mask, share, monkeypatch
     assert largest <= length**2 / 16 and exponentials <= 2 * share * length**2
 
 
+@pytest.mark.slow
 def test_fused_attention_rejects_arguments_that_cudnn_does_not_support(monkeypatch):
     """On a GPU, "auto" falls back to blockwise for them."""
     query, key, value, _ = map(jnp.asarray, random_inputs(0, 2))

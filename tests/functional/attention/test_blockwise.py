@@ -75,6 +75,7 @@ def test_tiled_attention_equals_numpy_reference(rule, length, seed, size):
     agree(looped(mask)(*inputs), inputs, seen, 1e-5 * max(1.0, size**3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 @given(seed=tiny.seeds, segment_ids=tiny.segment_batches(length=RAGGED))
 def test_tiled_attention_of_packed_documents_equals_numpy_reference(rule, seed, segment_ids):
@@ -117,6 +118,7 @@ def test_tiled_attention_with_mask_array_equals_numpy_reference(seed, kv_heads, 
     agree(looped(Causal())(*inputs, None, None, table), inputs, causal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["causal", "window"])
 @given(seed=tiny.seeds, start=st.integers(0, EVEN - 7))
 def test_tiled_attention_accepts_queries_at_any_positions(rule, seed, start):
@@ -160,6 +162,7 @@ def test_nan_in_padding_changes_neither_outputs_nor_gradients(seed, segment_ids)
     assert jax.tree.all(jax.tree.map(lambda x: np.isfinite(x).all(), expected))
 
 
+@pytest.mark.slow
 def test_blockwise_attention_sums_bfloat16_inputs_in_float32():
     """Summing over many tiles is as exact as one tile over a short sequence."""
     length, dtypes = 200, (jnp.float32, jnp.bfloat16)

@@ -100,6 +100,7 @@ def test_shared_expert_processes_every_token(layer, seed):
     tiny.close(compiled(layer)(weights, x), in_float64(layer, weights, x), 2e-5)
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds, expert=st.integers(0, 3))
 def test_no_token_is_dropped_if_all_choose_one_expert(seed, expert):
     layer = layer_of(4, 1, False)

@@ -110,6 +110,7 @@ def test_int8_rounding_error_is_at_most_half_a_quantization_step(
     assert kernel.values.dtype == "int8" and abs(kernel.values.astype(int)).max() <= 127
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 8, FEW_ROWS + 1])
 def test_int8_kernels_are_not_converted_in_loops(rows):
     """A decoding loop carries no floating-point copy of them: it would be four times as large."""

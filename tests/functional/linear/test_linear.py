@@ -37,7 +37,7 @@ def test_linear_equals_formula_for_every_kernel_layout(seed, form):
         np.testing.assert_allclose(compiled(layout, x), wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("rows", [3, 70])
+@pytest.mark.parametrize("rows", [3, pytest.param(70, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("out_dim", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_float32_results_are_not_rounded_to_the_operands_dtype(out_dim, rows):
     """Logits of a bfloat16 model are float32, so `linear(..., "float32")` must not round them."""

@@ -128,6 +128,7 @@ def both(chunk, with_bias, smoothing):
     return [jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 4))) for loss in (chunked, plain)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chunk, with_bias, smoothing",
     [(1, True, 0.0), (3, True, 0.1), (4, False, 0.0), (99, True, 0.1)],
@@ -154,6 +155,7 @@ def in_chunks_of(chunk):
     return jax.jit(partial(chunked_token_losses, chunk=chunk, cap=2.0))
 
 
+@pytest.mark.slow
 @given(seed=tiny.seeds)
 def test_chunked_token_losses_equal_token_losses(seed):
     """The chunk size may or may not divide the tokens. An out-of-range target gives NaN."""

@@ -74,7 +74,7 @@ documents = st.lists(st.lists(st.integers(0, 11), max_size=15), min_size=2, max_
 )
 
 
-@pytest.mark.parametrize("name", mostly_slow(KINDS, "dilated cnn"))
+@pytest.mark.parametrize("name", mostly_slow(KINDS, slow=["dilated cnn"]))
 def test_loss_of_packed_documents_equals_loss_of_documents_alone(name):
     model, loss_of = _model(name)
 

@@ -21,6 +21,16 @@ def did_you_mean(word: str, accepted: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def kind_of(value: object) -> str:
+    """Returns the class of a value with its article, such as "an int"."""
+    return with_article(type(value).__name__)
+
+
+def with_article(noun: str) -> str:
+    """Returns "a" or "an" and the noun."""
+    return f"{'an' if noun[0] in 'aeioAEIO' else 'a'} {noun}"
+
+
 def visible(text: str) -> str:
     r"""Replaces control characters and lone surrogates by escapes, such as ``\x1b``.
 

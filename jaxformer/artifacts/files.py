@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxformer.models.config.check import converted
+from jaxformer.terminal import kind_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +99,7 @@ def read_json(path: Path) -> dict:
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(content, dict):
-        raise ValueError(f"{path} contains a {type(content).__name__}; it must contain an object")
+        raise ValueError(f"{path} contains {kind_of(content)}; it must contain an object")
     return content
 
 

@@ -52,6 +52,7 @@ from jaxformer.models.config.lora import LoraConfig
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.terminal import kind_of
 
 # The packages that define the methods of jaxformer's models. The module dataclasses generates
 # __replace__.
@@ -334,13 +335,13 @@ def check_restorable(model: LanguageModel) -> None:
             is not saved was changed. The message names the method or field.
     """
     if not isinstance(model, LanguageModel):
-        raise ValueError(f"model is a {type(model).__name__}; it must be one of jaxformer's models")
+        raise ValueError(f"model is {kind_of(model)}; it must be one of jaxformer's models")
     plain = build(model.config)
     if type(model) is not type(plain):
         kind = type(plain).__name__
-        raise _lost("model", f"a {type(model).__name__}", f"{kind}(model.config)")
+        raise _lost("model", kind_of(model), f"{kind}(model.config)")
     if type(model.execution) is not Execution:
-        raise _lost("execution", f"a {type(model.execution).__name__}", "an Execution")
+        raise _lost("execution", kind_of(model.execution), "an Execution")
     for name in sorted(model.__dataclass_fields__.keys() - _RESTORED):
         given, default = getattr(model, name), getattr(plain, name)
         if given is not default:

@@ -35,6 +35,7 @@ import tokenizers
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from jaxformer.artifacts.files import read_text
+from jaxformer.terminal import kind_of
 
 MOST_BYTES = 64 * 2**20
 # The steps of a tokenizer may lengthen a text by a factor of at most 2^8.
@@ -158,7 +159,7 @@ def read_backend(path: Path) -> tokenizers.Tokenizer:
 
 def _check_parts(content: Any) -> None:
     if not isinstance(content, dict):
-        raise ValueError(f"it contains a {type(content).__name__}; it must contain an object")
+        raise ValueError(f"it contains {kind_of(content)}; it must contain an object")
     if _growth(content) > _MOST_GROWTH:
         raise ValueError(
             "its Replace and Prepend steps could lengthen a text by a factor of more than 256"

@@ -24,6 +24,7 @@ from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.parameters import shape_tree
+from jaxformer.terminal import kind_of
 
 GPU_GENERATION = 9  # All GPUs in `training.devices` are of the Hopper generation.
 
@@ -94,7 +95,7 @@ def explain_attention(
     model, found = build(config), []
     config = model.config
     if not any(point.endswith("attention.weights") for point in model.layer_hook_points):
-        raise ValueError(f"a {type(model).__name__} has no attention layers to report")
+        raise ValueError(f"{kind_of(model)} has no attention layers to report")
     kernels = platform_kernels(target.platform, GPU_GENERATION)
     for batch, inputs in _inputs(config, length):
         recorder = Recorder(kernels)

@@ -11,7 +11,7 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 import numpy as np
 from jaxtyping import Float, Shaped, jaxtyped
 
-from jaxformer.terminal import did_you_mean
+from jaxformer.terminal import did_you_mean, kind_of, with_article
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -155,9 +155,7 @@ def check_maps(name: str, weights: object, sizes: dict[str, tuple[int | None, in
         TypeError: `weights` is not a dictionary.
     """
     if not isinstance(weights, Mapping):
-        raise TypeError(
-            f"{name} is a {type(weights).__name__}; it must be a dictionary of linear layers"
-        )
+        raise TypeError(f"{name} is {kind_of(weights)}; it must be a dictionary of linear layers")
     for key, wanted in sizes.items():
         kernel = weights.get(key)
         kernel = kernel.get("kernel") if isinstance(kernel, Mapping) else None
@@ -217,7 +215,7 @@ def _refusal(name: str, value: object, hints: tuple, fitting: list[str]) -> Exce
     where = f", given {', '.join(fitting)}" if fitting else ""
     if _is_array(value) and any(isinstance(hint, _ArrayHint) for hint in hints):
         return ValueError(f"{name} is {_form(value)}; it must be {accepted}{where}")
-    what = _form(value) if _is_array(value) else f"a {type(value).__name__}"
+    what = _form(value) if _is_array(value) else kind_of(value)
     return TypeError(f"{name} is {what}; it must be {accepted}{where}")
 
 
@@ -233,4 +231,4 @@ def _words(hint: Any) -> str:
         return f"{dtype} [{', '.join(hint.dim_str.split())}]"
     if hint is type(None):
         return "None"
-    return _WORDS.get(hint, f"a {hint.__name__}")
+    return _WORDS.get(hint, with_article(hint.__name__))

@@ -15,6 +15,7 @@ from jaxformer.functional.placement import Placement
 from jaxformer.functional.positions import sinusoidal_positions
 from jaxformer.functional.tables import look_up
 from jaxformer.functional.trees import Weights
+from jaxformer.terminal import kind_of
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def as_positions(positions: Any) -> TablePositions | FunctionPositions | None:
     if callable(positions) and not is_dataclass(positions):
         return FunctionPositions(positions)
     raise ValueError(
-        f"positions is a {type(positions).__name__}; it must be an array [max_length, embed_dim], "
+        f"positions is {kind_of(positions)}; it must be an array [max_length, embed_dim], "
         "or a function of the positions and of embed_dim that returns such an array"
     )
 
@@ -183,9 +184,7 @@ def _check_positions(x: Float[Array, "*batch length dim"], positions: Any) -> No
     length, dim = x.shape[-2:]
     shape = getattr(positions, "shape", None)
     if shape is None:
-        raise TypeError(
-            f"positions is a {type(positions).__name__}; it must be an array or a function"
-        )
+        raise TypeError(f"positions is {kind_of(positions)}; it must be an array or a function")
     if len(shape) != 2 or shape[0] < length or shape[1] != dim:
         raise ValueError(
             f"positions has shape {shape}; it must be [at least {length}, {dim}] for x {x.shape}"

@@ -37,6 +37,7 @@ from jaxformer.functional.outputs import logits
 from jaxformer.functional.position_vectors import encode_positions
 from jaxformer.functional.tables import embed
 from jaxformer.functional.trees import Weights, unstack
+from jaxformer.terminal import kind_of
 
 # A function of the vectors of all tokens, such as attention with its weights.
 Function = Callable[[Float[Array, "*batch length dim"]], Float[Array, "*batch length dim"]]
@@ -99,7 +100,7 @@ def _check_block(weights: Any, norm_position: str, norm: Any, **_: object) -> No
     if not callable(norm):
         raise TypeError(f"norm is {norm!r}; it must be a function, such as layer_norm")
     if not isinstance(weights, Mapping):
-        raise TypeError(f"weights is a {type(weights).__name__}; it must be a dictionary")
+        raise TypeError(f"weights is {kind_of(weights)}; it must be a dictionary")
     check_choice("norm_position", norm_position, ("pre", "post"))
     missing = [name for name in _PARTS if name not in weights]
     if missing:
@@ -199,7 +200,7 @@ def decoder(
 def _check_greedy(next_logits: Any, tokens: Any, num_tokens: int) -> None:
     whole_number("num_tokens", num_tokens, 0)
     if not callable(next_logits):
-        raise TypeError(f"next_logits is a {type(next_logits).__name__}; it must be a function")
+        raise TypeError(f"next_logits is {kind_of(next_logits)}; it must be a function")
     if not tokens.shape[-1]:
         raise ValueError("tokens is empty; the prompt must have at least one token")
 

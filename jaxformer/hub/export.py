@@ -27,6 +27,7 @@ from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.parameters import shape_tree
+from jaxformer.terminal import with_article
 
 # Some classes of transformers require parameters that a model may lack. These config changes add
 # the parameters. Export fills the added parameters with zeros, so that the results do not change.
@@ -189,7 +190,9 @@ def _no_class(config: ModelConfig, families: list[CheckpointFormat]) -> str:
         return (
             f"model_type is {families[0].model_type!r}, but this family has no models with {name}"
         )
-    return f"transformers has no counterpart of a {name}, so this model cannot be exported"
+    return (
+        f"transformers has no counterpart of {with_article(name)}, so this model cannot be exported"
+    )
 
 
 def _with_zeros(config: TransformerConfig) -> Iterator[TransformerConfig]:

@@ -14,6 +14,7 @@ from jaxformer.interpret.encoded_text import EncodedText, encode_text, token_nam
 from jaxformer.interpret.layers import layers_with
 from jaxformer.interpret.summary import summary, to_png
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.terminal import kind_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -82,8 +83,7 @@ def attention_maps(
     names = [name for name, (point, _) in KINDS.items() if point in model.hook_points]
     if which not in names:
         accepted = f"whose attention is {', '.join(names)}" if names else "which has no attention"
-        kind = type(model).__name__
-        raise ValueError(f"attention is {which!r}; the model is a {kind}, {accepted}")
+        raise ValueError(f"attention is {which!r}; the model is {kind_of(model)}, {accepted}")
     point, title = KINDS[which]
     if not isinstance(text, EncodedText):
         if model.config.reads_source and tokenizer is None:

@@ -38,6 +38,7 @@ from jaxformer.models.builders.parts import build_norm
 from jaxformer.models.check import Sources
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.terminal import kind_of
 
 # {sub-layer: hook point of its output}.
 SUB_LAYERS = {
@@ -113,7 +114,7 @@ def cannot_attribute(model: LanguageModel) -> str | None:
     """Returns the reason why attribution does not support the model, or None."""
     if SUB_LAYERS["attention"] not in model.hook_points:
         return (
-            f"model is a {type(model).__name__} without attention layers; attribution requires "
+            f"model is {kind_of(model)} without attention layers; attribution requires "
             "a Transformer"
         )
     if model.layers is not None:

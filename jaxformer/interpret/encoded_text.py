@@ -14,6 +14,7 @@ from jaxformer.functional.trees import Weights
 from jaxformer.models.config.encoder import check_reads_text
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.terminal import kind_of
 
 MOST_TOKENS = 512
 # If `explain` is called without a target, the model's own translation has at most this many tokens.
@@ -52,7 +53,7 @@ def encode_text(
     config = model.config
     if not config.reads_source:
         if target is not None:
-            raise ValueError(f"target must be None, because a {type(model).__name__} has no source")
+            raise ValueError(f"target must be None, because {kind_of(model)} has no source")
 
         def encode(tokenizer: Tokenizer, text: str) -> list[int]:
             before, after = text_frame(config, tokenizer)

@@ -34,6 +34,7 @@ from jaxformer.interpret.layers import (
 )
 from jaxformer.models.kinds import Decoder
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.terminal import kind_of
 
 INPUTS = ("query", "key", "value")
 # The kinds of receivers inside a layer, in the order of `Graph.receivers`.
@@ -273,7 +274,7 @@ def edges_between(model: LanguageModel, nodes: Iterable[Any]) -> tuple[Edge, ...
 def check_is_sum(model: LanguageModel) -> None:
     """Raises ValueError unless the parts of the model add their outputs to a residual stream."""
     if type(model) is not Decoder:
-        raise ValueError(f"model is a {type(model).__name__}; path patching requires a Decoder")
+        raise ValueError(f"model is {kind_of(model)}; path patching requires a Decoder")
     if model.layers is not None:
         raise ValueError(
             "model has user-defined layers; path patching requires layers built from a config"

@@ -34,6 +34,7 @@ from jaxformer.interpret.texts import read_inputs, read_logits
 from jaxformer.models.check import AnyArray
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.terminal import kind_of
 
 # Largest deviation of R Rᵀ from the identity matrix that counts as orthonormal.
 _TOLERANCE = 1e-3
@@ -187,7 +188,7 @@ def check_interchange(
     """
     if model.config.reads_source:
         raise ValueError(
-            f"model is a {type(model).__name__}; interchange interventions support only models "
+            f"model is {kind_of(model)}; interchange interventions support only models "
             "without a source"
         )
     read = read_logits(model, variables, pairs.base, pairs.answers, -1, None)

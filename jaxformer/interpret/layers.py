@@ -16,6 +16,7 @@ from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
 from jaxformer.models.config.transformer import TransformerConfig
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.terminal import kind_of
 
 # The index of a layer.
 Index = int | Int[Array, ""]
@@ -100,7 +101,7 @@ def transformer_config(model: LanguageModel) -> TransformerConfig:
         ValueError: The model is not a Transformer.
     """
     if not isinstance(model.config, TransformerConfig):
-        raise ValueError(f"model is a {type(model).__name__}; it must be a Transformer")
+        raise ValueError(f"model is {kind_of(model)}; it must be a Transformer")
     return model.config
 
 
@@ -124,9 +125,7 @@ def heads_shape(model: LanguageModel, attention: str) -> tuple[int, int]:
         accepted = "it must be a Transformer with attention in every layer"
         if present:
             accepted = f"its attention is {' or '.join(present)}"
-        raise ValueError(
-            f"model is a {type(model).__name__} without {attention!r} heads; {accepted}"
-        )
+        raise ValueError(f"model is {kind_of(model)} without {attention!r} heads; {accepted}")
     numbers = counts[attention]
     for layer, number in enumerate(numbers):
         if number != max(numbers):

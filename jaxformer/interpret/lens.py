@@ -29,6 +29,7 @@ from jaxformer.interpret.texts import read_inputs
 from jaxformer.models.check import Sources
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.terminal import kind_of
 
 STATES = ("embedding", "block.output")
 
@@ -115,7 +116,7 @@ def check_stream(model: LanguageModel) -> None:
     for number, layer in enumerate(model.architecture.stack.layers):
         if not all(part.adds for part in layer):
             raise ValueError(
-                f"model is a {type(model).__name__}; a lens needs a residual stream, but layer "
+                f"model is {kind_of(model)}; a lens needs a residual stream, but layer "
                 f"{number} of this model has no residual connection"
             )
 

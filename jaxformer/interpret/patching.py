@@ -22,6 +22,7 @@ from jaxformer.functional.trees import Weights
 from jaxformer.models.check import as_array, checked_hooks, checked_inputs
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import LanguageModel
+from jaxformer.terminal import kind_of
 
 AXES = ("layer", "head", "position")
 
@@ -118,7 +119,7 @@ def checked_metric(metric: Any, inputs: Inputs, vocab_size: int) -> Metric:
     is_value = is_dataclass(metric) and not isinstance(metric, type)
     if not is_value or not isinstance(metric, Metric) or jax.tree_util.all_leaves([metric]):
         raise ValueError(
-            f"metric is a {type(metric).__name__}; it must be a function of the logits, a "
+            f"metric is {kind_of(metric)}; it must be a function of the logits, a "
             "LogitDifference, a LogProbability or another registered dataclass with a position and "
             "__call__(logits)"
         )

@@ -15,6 +15,7 @@ from jaxformer.functional.positions import DocumentCursor, document_positions
 from jaxformer.models.check import AnyArray, Sources, as_array, check_tokens, checked_inputs
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.language_model import LanguageModel, Variables
+from jaxformer.terminal import kind_of
 from jaxformer.training.batch import Batch
 
 
@@ -116,7 +117,7 @@ def next_token_batch(
     """
     if model.config.bidirectional:
         raise ValueError(
-            f"model is a {type(model).__name__}, which predicts masked tokens; "
+            f"model is {kind_of(model)}, which predicts masked tokens; "
             "pass a Batch with targets and weights (training.evaluate makes such batches)"
         )
     tokens, segment_ids = as_array("tokens", tokens), as_array("segment_ids", segment_ids)

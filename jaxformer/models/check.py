@@ -16,7 +16,7 @@ from jaxformer.functional.symbolic import Size, exceeds
 from jaxformer.models.config.check import whole_number
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.sequences import bucket, id_sequence, padded, vector_sequence
-from jaxformer.terminal import did_you_mean
+from jaxformer.terminal import did_you_mean, kind_of
 
 AnyArray = Shaped[Array | np.ndarray, "..."]
 # Each batch element has one source, which consists of token ids or vectors.
@@ -266,9 +266,7 @@ def checked_hooks(
     if isinstance(capture, str):
         raise ValueError(f"capture is {capture!r}; it must be a tuple of names: ({capture!r},)")
     if not isinstance(patch, Mapping | None):
-        raise ValueError(
-            f"patch is a {type(patch).__name__}; it must map names to Patch or Edit values"
-        )
+        raise ValueError(f"patch is {kind_of(patch)}; it must map names to Patch or Edit values")
     patch = dict(patch or {})
     for name in (*capture, *patch):
         if name not in points:
@@ -301,7 +299,7 @@ def _check_intervention(name: str, entry: Any) -> None:
     if isinstance(entry, Edit):
         if not callable(entry.function):
             raise ValueError(
-                f"patch {name!r}: the first argument of Edit is a {type(entry.function).__name__}; "
+                f"patch {name!r}: the first argument of Edit is {kind_of(entry.function)}; "
                 "it must be a function (value, at, *arrays)"
             )
         for layer in entry.layers or ():
@@ -309,12 +307,12 @@ def _check_intervention(name: str, entry: Any) -> None:
         return
     if not isinstance(entry, Patch):
         raise ValueError(
-            f"patch {name!r} is a {type(entry).__name__}; it must be a Patch(where, value) or an "
+            f"patch {name!r} is {kind_of(entry)}; it must be a Patch(where, value) or an "
             "Edit(function, *arrays)"
         )
     for part, x in (("where", entry.where), ("value", entry.value)):
         if x is None or as_array(f"patch {name!r}: {part}", x).dtype == object:
-            raise ValueError(f"patch {name!r}: {part} is a {type(x).__name__}; it must be an array")
+            raise ValueError(f"patch {name!r}: {part} is {kind_of(x)}; it must be an array")
 
 
 def hooks_of_texts(

@@ -22,6 +22,7 @@ from jaxformer.models.config import Execution
 from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.language_model import Builder, LanguageModel
+from jaxformer.terminal import kind_of
 
 
 class Decoder(LanguageModel):
@@ -187,7 +188,7 @@ def build(
     """
     if type(config) not in MODELS:
         accepted = ", ".join(kind.__name__ for kind in MODELS)
-        raise ValueError(f"config is a {type(config).__name__}; it must be one of {accepted}")
+        raise ValueError(f"config is {kind_of(config)}; it must be one of {accepted}")
     model = MODELS[type(config)]
     return model(
         config,

@@ -33,6 +33,7 @@ from jaxformer.models.config.generation import GenerationDefaults
 from jaxformer.models.config.model import ModelConfig
 from jaxformer.models.sharding.activations import placement_here
 from jaxformer.models.sharding.explicit_axes import has_explicit_axes, in_auto_axes
+from jaxformer.terminal import kind_of
 
 # Variables are {"params": …} or, for decoding, {"packed": …}.
 Variables = Mapping[str, Any]
@@ -99,7 +100,7 @@ class LanguageModel(nn.Module):
         """
         if type(self.config) is not self.config_type:
             raise ValueError(
-                f"config is a {type(self.config).__name__}; {type(self).__name__} needs "
+                f"config is {kind_of(self.config)}; {type(self).__name__} needs "
                 f"{self.config_type.__name__}. jaxformer.build(config) chooses the class"
             )
         object.__setattr__(self, "config", self.config.resolved)
@@ -251,7 +252,7 @@ class LanguageModel(nn.Module):
         """Raises ValueError if the module is called outside `apply` and `init`."""
         if self.scope is None:
             raise ValueError(
-                f"a {type(self).__name__} does not store parameters; call "
+                f"{kind_of(self)} does not store parameters; call "
                 'model.apply(variables, …), with method="…" for other methods'
             )
 
@@ -310,7 +311,7 @@ class LanguageModel(nn.Module):
         the number of sources.
         """
         if not self.architecture.generates:
-            raise ValueError(f"a {type(self).__name__} cannot decode, so it does not have a cache")
+            raise ValueError(f"{kind_of(self)} cannot decode, so it does not have a cache")
         run = self.run(None, hooks, is_decoding=True)
         return self.architecture.init_cache(weights, source, run, size)
 
@@ -321,9 +322,7 @@ class LanguageModel(nn.Module):
         Each weight matrix is split into `parts` parts, so that CPU cores work in parallel.
         """
         if not self.architecture.generates:
-            raise ValueError(
-                f"a {type(self).__name__} cannot decode, so its weights cannot be packed"
-            )
+            raise ValueError(f"{kind_of(self)} cannot decode, so its weights cannot be packed")
         return self.architecture.pack_weights(params, parts)
 
     @nn.nowrap

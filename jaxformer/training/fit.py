@@ -18,6 +18,7 @@ from jaxformer.functional.trees import Weights
 from jaxformer.models.kinds import build
 from jaxformer.models.language_model import LanguageModel, Variables
 from jaxformer.models.sharding.parameters import num_batch_shards
+from jaxformer.terminal import kind_of
 from jaxformer.training.batch import AnyBatch
 from jaxformer.training.config import RESUMABLE, RunConfig, differences
 from jaxformer.training.log import require_trackers
@@ -79,7 +80,7 @@ def fit(
     check_objective(objective)
     if type(config) is not RunConfig:
         raise ValueError(
-            f"config is a {type(config).__name__}; it must be a RunConfig, because batch_of "
+            f"config is {kind_of(config)}; it must be a RunConfig, because batch_of "
             "replaces the data settings"
         )
     require_trackers(config.trackers)

@@ -16,6 +16,7 @@ from jaxformer.models.config.check import check_fraction
 from jaxformer.models.language_model import LanguageModel
 from jaxformer.models.sharding.activations import batch_axes, gather_vectors, num_parts, shard_batch
 from jaxformer.models.sharding.explicit_axes import in_auto_axes
+from jaxformer.terminal import kind_of, with_article
 from jaxformer.training.batch import AnyBatch, Batch
 
 Scalar = Float[Array, ""]
@@ -168,7 +169,8 @@ def check_batch(objective: Objective, batch: object) -> int:
     wanted, name = objective.batch_type, type(objective).__name__
     if not isinstance(batch, wanted):
         raise ValueError(
-            f"batch is a {type(batch).__name__}, but the objective {name} needs a {wanted.__name__}"
+            f"batch is {kind_of(batch)}, but the objective {name} needs "
+            f"{with_article(wanted.__name__)}"
         )
     shapes = [jnp.shape(x) for x in jax.tree.leaves(batch)]
     if len({shape[:1] for shape in shapes}) != 1 or not all(shapes):

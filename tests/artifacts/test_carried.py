@@ -52,8 +52,8 @@ MASKS = {
     "mask is DenseMask": DenseMask(np.tri(4, dtype=bool)),
 }
 LOST = {
-    "model is a OwnDecoder": OwnDecoder(CONFIG),
-    "execution is a OwnExecution": jf.Decoder(CONFIG, execution=OwnExecution()),
+    "model is an OwnDecoder": OwnDecoder(CONFIG),
+    "execution is an OwnExecution": jf.Decoder(CONFIG, execution=OwnExecution()),
     "logits is a function": with_own_function(jf.Decoder(CONFIG)),
     "model is a dict": {},
 }

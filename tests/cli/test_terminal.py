@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import re
 import sys
 import unicodedata
 import warnings
@@ -16,7 +17,7 @@ from safetensors.numpy import save_file
 
 import jaxformer
 from jaxformer.cli import _show_traceback, main
-from jaxformer.terminal import say, visible, write
+from jaxformer.terminal import kind_of, say, visible, write
 from jaxformer.training.screen import Screen
 from tests.slow import mostly_slow
 
@@ -141,3 +142,15 @@ def test_only_the_terminal_module_prints():
         "sys.stderr.write": set(),
         "Console": {"training/screen.py"},  # rich's, which prints too
     }
+
+
+def test_class_names_in_messages_have_the_right_article():
+    assert [kind_of(x) for x in (3, "x", [], object())] == [
+        "an int",
+        "a str",
+        "a list",
+        "an object",
+    ]
+    for path in PACKAGE.rglob("*.py"):
+        found = re.search(r"\ban? \{(type\(|\w+\.__name__)", path.read_text())
+        assert not found, f"{path} writes {found[0]!r}; use terminal.kind_of or with_article"

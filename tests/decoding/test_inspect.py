@@ -302,7 +302,7 @@ def test_patch_positions_count_within_documents_and_exclude_padding():
 WRONG = {
     "no hook point is named 'block.imput'; did you mean block.input": {"capture": ("block.imput",)},
     "no hook point is named 'recurrent.hidden'": {"patch": {"recurrent.hidden": None}},
-    "'block.output' is a int; it must be a Patch": {"patch": {"block.output": 3}},
+    "'block.output' is an int; it must be a Patch": {"patch": {"block.output": 3}},
     r"value is \(3,\); it must broadcast to \(1, 4, 8\)": {
         "patch": {"block.output": Patch(np.ones((1, 1), bool), np.ones((1, 3)))}
     },

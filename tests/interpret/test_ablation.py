@@ -259,7 +259,7 @@ def test_ablation_refuses_a_head_that_does_not_exist():
 
 def test_ablation_of_an_encoder_requires_targets():
     model = tiny.build(jf.EncoderConfig)
-    assert "model is a Encoder, which predicts masked tokens" in error_of(
+    assert "model is an Encoder, which predicts masked tokens" in error_of(
         next_token_batch, model, tiny.tokens(0, 2, 4)
     )
 

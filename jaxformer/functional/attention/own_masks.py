@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Shaped
 
 from jaxformer.functional.attention.masks import Mask, Visible
 from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.terminal import kind_of
 
 # Returns booleans of two integer arrays that broadcast, the positions of queries and keys.
 MaskFunction = Callable[[Any, Any], Any]
@@ -107,7 +108,7 @@ class FunctionMask(Mask):
         is_array = isinstance(visible, jax.Array | np.ndarray | np.bool_)
         if is_array and visible.dtype == bool and _broadcasts(visible.shape, pairs):
             return visible
-        found = f"{visible.dtype} {visible.shape}" if is_array else f"a {type(visible).__name__}"
+        found = f"{visible.dtype} {visible.shape}" if is_array else kind_of(visible)
         raise ValueError(
             f"mask returns {found} for positions of queries {queries.shape} and of keys "
             f"{keys.shape}; it must return an array of booleans that broadcasts to {pairs}"
@@ -135,7 +136,7 @@ def as_mask(mask: Any) -> Mask | None:
     if callable(mask) and not is_dataclass(mask):
         return FunctionMask(mask)
     raise ValueError(
-        f"mask is a {type(mask).__name__}; it must be a jaxformer.functional.Mask, an array of "
+        f"mask is {kind_of(mask)}; it must be a jaxformer.functional.Mask, an array of "
         "booleans or of 0 and 1, or a function of the positions of a query and a key"
     )
 

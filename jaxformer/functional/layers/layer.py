@@ -28,6 +28,7 @@ from jaxformer.functional.layers.sublayer import At, Initial, Output, SubLayer, 
 from jaxformer.functional.linear.kernels import is_kernel
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights, split_key
+from jaxformer.terminal import kind_of
 
 
 class PartAt(NamedTuple):
@@ -294,9 +295,9 @@ def check_block(
 ) -> None:
     """Raises ValueError if the weights do not have the names and shapes of the layer."""
     if not isinstance(weights, Mapping):
-        raise TypeError(f"weights is a {type(weights).__name__}; weights must be a dictionary")
+        raise TypeError(f"weights is {kind_of(weights)}; weights must be a dictionary")
     if not isinstance(shared, Mapping):
-        raise TypeError(f"shared is a {type(shared).__name__}; shared must be a dictionary")
+        raise TypeError(f"shared is {kind_of(shared)}; shared must be a dictionary")
     if not all(isinstance(part, Residual | Parallel) for part in layer):
         raise TypeError("layer must be a tuple of Residual and Parallel")
     wanted = dict(list_weight_shapes(layer, x.shape[-1]))

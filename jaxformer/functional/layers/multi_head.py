@@ -23,6 +23,7 @@ from jaxformer.functional.attention.masks import Mask
 from jaxformer.functional.attention.own_masks import MaskFunction
 from jaxformer.functional.linear.affine import linear
 from jaxformer.functional.trees import Weights
+from jaxformer.terminal import kind_of
 
 
 def _check_heads(
@@ -161,7 +162,7 @@ def _check_cache(key: Any, value: Any, cache: Any) -> None:
     if cache is None:
         return
     if not isinstance(cache, tuple | list) or len(cache) != 2:
-        raise TypeError(f"cache is a {type(cache).__name__}; it must be a pair (keys, values)")
+        raise TypeError(f"cache is {kind_of(cache)}; it must be a pair (keys, values)")
     for name, new, old in (("key", key, cache[0]), ("value", value, cache[1])):
         if new.shape[:-2] != old.shape[:-2] or new.shape[-1] != old.shape[-1]:
             raise ValueError(

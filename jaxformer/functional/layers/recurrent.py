@@ -26,6 +26,7 @@ from jaxformer.functional.placement import vary_alike
 from jaxformer.functional.symbolic import Size
 from jaxformer.functional.tokens import Tokens
 from jaxformer.functional.trees import Weights
+from jaxformer.terminal import kind_of
 
 # The state of one layer: the hidden state h and, for an LSTM, the cell state c.
 State = tuple[Float[Array, "*batch hidden"], ...]
@@ -117,7 +118,7 @@ def _check_rnn(weights: Any, x: Any, hidden: Any = None) -> None:
 
 def _check_lstm(weights: Any, x: Any, state: Any = ()) -> None:
     if not isinstance(state, tuple | list) or len(state) not in (0, 2):
-        raise TypeError(f"state is a {type(state).__name__}; it must be a pair (hidden, cell)")
+        raise TypeError(f"state is {kind_of(state)}; it must be a pair (hidden, cell)")
     _check_cell(Lstm(), weights, x, state)
 
 

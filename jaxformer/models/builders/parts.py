@@ -14,6 +14,7 @@ from jaxformer.functional.stack import Stack
 from jaxformer.models.config import ConvolutionalConfig, RecurrentConfig
 from jaxformer.models.config.encoder import ReadsSource
 from jaxformer.models.config.transformer import TransformerConfig
+from jaxformer.terminal import kind_of
 
 
 def build_norm(config: TransformerConfig | ConvolutionalConfig) -> Norm | None:
@@ -76,14 +77,13 @@ def check_layer(layer: Layer, where: str) -> None:
     """Raises ValueError unless `layer` is a tuple of `Residual`, `Plain` and `Parallel`."""
     if not isinstance(layer, tuple) or not layer:
         raise ValueError(
-            f"{where} is a {type(layer).__name__}; it must be a tuple of at least one Residual, "
+            f"{where} is {kind_of(layer)}; it must be a tuple of at least one Residual, "
             "Plain or Parallel"
         )
     for part in layer:
         if not isinstance(part, Residual | Parallel):
             raise ValueError(
-                f"{where} has a {type(part).__name__}; its entries must be Residual, Plain or "
-                "Parallel"
+                f"{where} has {kind_of(part)}; its entries must be Residual, Plain or Parallel"
             )
     for sublayer in list_sublayers(layer):
         if not isinstance(sublayer, SubLayer):

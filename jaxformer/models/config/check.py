@@ -22,7 +22,7 @@ from typing import (
     get_type_hints,
 )
 
-from jaxformer.terminal import did_you_mean, visible
+from jaxformer.terminal import did_you_mean, kind_of, visible
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -121,7 +121,7 @@ def shown(value: Any) -> str:
         text = " ".join(repr(value).split())
     except (RecursionError, ValueError):
         # `repr` fails for deeply nested values and for integers with too many digits.
-        text = f"a {type(value).__name__}"
+        text = kind_of(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxformer.models.config.needs import Need
 from jaxformer.optional import import_optional
+from jaxformer.terminal import kind_of
 from jaxformer.training.data import documents
 from jaxformer.training.data.documents import HUB, Document, File, NotText, Source, TextFile
 
@@ -74,7 +75,7 @@ class Records(File, ABC):
         """Checks the text of a record and returns its document."""
         fields, where, number = record
         if not isinstance(fields, dict):
-            problem = f"{where} is a {type(fields).__name__}, not an object"
+            problem = f"{where} is {kind_of(fields)}, not an object"
             raise refused(self.path, problem, number)
         text = fields.get(self.text_field)
         if not isinstance(text, str):

@@ -84,7 +84,7 @@ def test_duplicate_and_empty_records_are_dropped_and_counted(tmp_path):
     "line, problem",
     [
         ("{", "is not valid JSON: Expecting property name"),
-        ("3", "is a int, not an object"),
+        ("3", "is an int, not an object"),
         ('{"id": 1}', "has no text in 'text'; set --text-field to the field with the text"),
         ('{"text": null}', "has no text in 'text'"),
         ('{"text": "\\ud800"}', "has a text that is not Unicode (a lone surrogate)"),

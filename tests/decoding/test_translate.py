@@ -64,6 +64,7 @@ def test_translate_rejects_long_texts_and_unsuitable_models(variables):
         translate(shortest, init(shortest, jax.random.key(0)), ["one"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_beams", [None, 1, 3])
 def test_default_beam_width_is_that_of_the_checkpoint_or_4(
     num_beams, variables, monkeypatch, tmp_path, quick_compilation

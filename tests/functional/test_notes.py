@@ -183,6 +183,7 @@ def test_self_and_cross_attention_equal_the_matrix_formulas(seed, scale):
     tiny.close(itself, cross_attention(weights, x, x, np.tri(5, dtype=bool), scale=scale))
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(seed=tiny.seeds)
 def test_keys_and_values_appended_token_by_token_give_causal_attention(seed):

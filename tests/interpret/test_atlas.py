@@ -205,6 +205,7 @@ def test_measuring_head_scores_raises_error_that_names_invalid_argument(message)
     assert message in error_of(head_atlas, model, variables, WRONG[message])
 
 
+@pytest.mark.slow
 def test_head_scores_reject_invalid_settings_and_models_without_heads():
     model, variables, batch, _ = measured()
     lstm = tiny.build(jf.RecurrentConfig, cell="lstm")

@@ -275,7 +275,7 @@ WRONG = {
     "tokens contain id 13, but vocab_size is 13": {"corrupted": 13 * TOKENS},
     "chunk is 0": {"chunk": 0},
     r"metric returns an array of shape \(13,\)": {"metric": lambda logits: logits[0, 0]},
-    "metric is a Inputs": {"metric": Inputs(TOKENS)},
+    "metric is an Inputs": {"metric": Inputs(TOKENS)},
     "metric is a NamedMetric": {"metric": NamedMetric(1)},
     "metric is a Unregistered": {"metric": Unregistered(1)},
     "metric.position is 4; it must be a whole number from -4 to 3": {

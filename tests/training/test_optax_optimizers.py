@@ -35,7 +35,7 @@ OPTIMIZERS |= {
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow(OPTIMIZERS, "prodigy", "sam", slow=("mechanize", "momo"))
+    "name", mostly_slow(OPTIMIZERS, "sam", slow=("prodigy", "mechanize", "momo"))
 )
 def test_every_optax_optimizer_makes_three_training_steps(name):
     """A step donates the whole state, so a buffer must not occur in the state twice."""

@@ -173,10 +173,10 @@ def check_maps(name: str, weights: object, sizes: dict[str, tuple[int | None, in
 
 
 def _is_checked(annotation: Any) -> bool:
-    """Returns whether the annotation states enough for a check.
+    """Returns whether `checks_arguments` checks an argument with this annotation.
 
-    Weights, literals, tuples and functions are checked only by the function `check`. An argument
-    that may be a function or an array is checked.
+    It does not check weights, literals, tuples and functions, but it checks an argument that may be
+    a function or an array.
     """
     members = _members(annotation)
     kinds = {get_origin(x) for x in members}

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, Shaped
 
 from jaxformer.functional.placement import OneDevice, Placement
+from jaxformer.functional.symbolic import broadcasts
 
 HookFunction = Callable[[str, Array], Array]
 
@@ -89,7 +90,7 @@ class Patch(NamedTuple):
             where = jnp.logical_and(where, _per_token(is_there, value)[..., None])
         where = points.at_steps(self.steps, where)
         for part, x in (("where", where), ("value", new)):
-            if not _fits(jnp.shape(x), value.shape):
+            if not broadcasts(jnp.shape(x), value.shape):
                 raise ValueError(
                     f"patch {name!r}: {part} is {jnp.shape(x)}; it must broadcast to {value.shape}"
                 )
@@ -388,13 +389,6 @@ def _aligned(
     x = x.reshape(*[1] * (value.ndim - x.ndim), *x.shape)
     x = jnp.broadcast_to(x, (len(index), *x.shape[1:]))
     return jnp.take_along_axis(x, _per_token(index, value)[..., None], axis=-2)
-
-
-def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, whole) == whole
-    except ValueError:
-        return False
 
 
 # The default hook neither captures nor replaces values.

@@ -37,6 +37,14 @@ def at_most(size: Size, limit: Size) -> bool:
     return exceeds(limit + 1, size)
 
 
+def broadcasts(shape: tuple[Size, ...], target: tuple[Size, ...]) -> bool:
+    """Returns whether an array of this shape broadcasts to the target shape."""
+    try:
+        return jnp.broadcast_shapes(shape, target) == target
+    except (ValueError, InconclusiveDimensionOperation):
+        return False
+
+
 def nan_if_longer(x: Float[Array, "*shape"], length: Size, limit: int) -> Float[Array, "*shape"]:
     """Replaces x by NaN if `length` is a symbol whose value at run time is above the limit."""
     if is_known(length) or at_most(length, limit):

@@ -53,7 +53,8 @@ def test_metric_of_a_circuit_equals_a_numpy_implementation(block, seed):
     tiny.close(found.complements, [metric(lambda *e, c=c: e in c) for c in circuits], 3e-5)
 
 
-@pytest.mark.parametrize("name", mostly_slow(MODELS, slow=MODELS))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 @settings(few, max_examples=3)
 @given(seed=tiny.seeds)
 def test_circuit_of_all_edges_has_the_clean_metric_and_empty_circuit_the_corrupted_metric(

@@ -69,7 +69,8 @@ DERIVATIVES = {
 }
 
 
-@pytest.mark.parametrize("derivative", mostly_slow(DERIVATIVES, slow=DERIVATIVES))
+@pytest.mark.slow
+@pytest.mark.parametrize("derivative", DERIVATIVES)
 @each_model("decoder")
 def test_automatic_choice_of_attention_implementation_preserves_derivatives(name, derivative):
     variables, both = losses(name)
@@ -148,6 +149,16 @@ def test_model_exported_by_jax_accepts_all_batch_sizes_and_lengths(name, length_
     constraints = () if length_at_most is None else (f"l <= {length_at_most}",)
     program = exported(model, variables, constraints)
     for batch_size, length in SIZES:
+        inputs = inputs_of(model, batch_size, length)
+        wanted = model.apply(variables, **inputs)
+        np.testing.assert_allclose(program.call(variables, inputs), wanted, atol=1e-5)
+
+
+def test_model_with_a_mask_function_exported_by_jax_accepts_all_lengths():
+    model = jf.build(tiny.build().config, mask=lambda query, key: key <= query)
+    variables = tiny.weights(model, 0)
+    program = exported(model, variables)
+    for batch_size, length in ((1, 1), (3, 5)):
         inputs = inputs_of(model, batch_size, length)
         wanted = model.apply(variables, **inputs)
         np.testing.assert_allclose(program.call(variables, inputs), wanted, atol=1e-5)

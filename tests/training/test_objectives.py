@@ -15,7 +15,6 @@ from jaxformer.training.batch import Batch
 from jaxformer.training.objectives import CrossEntropy, Objective, Sums, read_batch
 from jaxformer.training.step import init_state, make_step
 from tests.errors import error_of
-from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -67,8 +66,9 @@ def assert_close(found, wanted):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), found, wanted)
 
 
-@pytest.mark.parametrize("smoothing", mostly_slow([0.0, 0.1], 0.1))
-@pytest.mark.parametrize("task", mostly_slow(TASKS, slow=TASKS))
+@pytest.mark.slow
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("task", TASKS)
 def test_micro_batches_have_the_gradient_of_the_mean_over_all_targets(task, smoothing):
     model, batch = TASKS[task], random_batch(TASKS[task])
     inputs, targets, weights, _, source, _ = whole(batch)

@@ -13,7 +13,6 @@ from jaxformer.models.parameters import layers_by_tree, shape_tree, stacked_tree
 from jaxformer.training.config import OptimizerConfig
 from jaxformer.training.optimizer import make_optimizer, per_layer
 from jaxformer.training.presets import RUNS
-from tests.slow import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -68,7 +67,8 @@ def separated(tree):
     }
 
 
-@pytest.mark.parametrize("name", mostly_slow(RULES, slow=RULES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RULES)
 def test_per_layer_optimizer_updates_stacked_layers_like_separate_arrays(name):
     mapped, alone = per_layer(RULES[name]()), RULES[name]()
     params = drawn(0)

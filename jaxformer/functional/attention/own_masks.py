@@ -2,7 +2,7 @@
 
 Functions such as `dot_product_attention` take an array of booleans, or of 0 and 1, for one call.
 The mask of a model must be hashable and must also apply to cached tokens, so a model converts an
-array to a `TableMask`. Both convert a function of positions to a `FunctionMask`.
+array to a `TableMask`. A function of positions becomes a `FunctionMask` for one call and in models.
 """
 
 from base64 import b64decode, b64encode
@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Shaped
 
 from jaxformer.functional.attention.masks import Mask, Visible
 from jaxformer.functional.attention.token_info import TokenInfo
+from jaxformer.functional.symbolic import broadcasts
 from jaxformer.terminal import kind_of
 
 # Returns booleans of two integer arrays that broadcast, the positions of queries and keys.
@@ -99,27 +100,21 @@ class FunctionMask(Mask):
         """See `Mask`.
 
         Raises:
-            ValueError: The function returns something other than one boolean for each pair.
+            ValueError: The function does not return booleans, or their shape does not fit the
+                positions.
         """
         queries, keys = query.position_ids()[..., :, None], key.position_ids()[..., None, :]
         visible = self.allows(queries, keys)
         visible = np.bool_(visible) if isinstance(visible, bool) else visible
-        pairs = np.broadcast_shapes(queries.shape, keys.shape)
+        pairs = jnp.broadcast_shapes(queries.shape, keys.shape)
         is_array = isinstance(visible, jax.Array | np.ndarray | np.bool_)
-        if is_array and visible.dtype == bool and _broadcasts(visible.shape, pairs):
+        if is_array and visible.dtype == bool and broadcasts(visible.shape, pairs):
             return visible
         found = f"{visible.dtype} {visible.shape}" if is_array else kind_of(visible)
         raise ValueError(
             f"mask returns {found} for positions of queries {queries.shape} and of keys "
             f"{keys.shape}; it must return an array of booleans that broadcasts to {pairs}"
         )
-
-
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    try:
-        return np.broadcast_shapes(shape, target) == target
-    except ValueError:
-        return False
 
 
 def as_mask(mask: Any) -> Mask | None:
